@@ -1,4 +1,4 @@
-"""What timm's names and arguments say of CoAtNets, and what the keys of their state dicts show."""
+"""Derives the config of a CoAtNet from timm's name and arguments, or from the arrays of a state dict."""
 
 import math
 import re
@@ -10,16 +10,16 @@ from keras_vit.weights.found import KNOWN, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.timm_config import translated
 
-# Of the tables of biases.
+# The key suffixes of position tables, in this package and in timm.
 TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
 NAMES = [name for name in VARIANTS if name not in "012345"]
-# How timm's names end; of the others with 224.
+# The suffixes of timm's names; the default is "_224".
 SUFFIXES = {"test_coatnet": ""}
 _SAME = {name: name for name in ACTIVATIONS}
 _DOWNSAMPLINGS = {"1x1": "expansion", "dw": "depthwise", "pool": "pooling"}
 _POOLS = {"max": "max3", "max2": "max2", "avg2": "avg2"}
 _EXPANDED = {True: "output", False: "input"}
-# (arguments of timm, of which all have to agree, field, {value there: value here}).
+# (timm arguments that must agree, config field, {timm value: our value}).
 _FIELDS = (
     (("embed_dim",), "widths", None),
     (("depths",), "depths", None),
@@ -44,7 +44,7 @@ _FIELDS = (
     (("transformer_norm_eps",), "layer_norm_epsilon", None),
     (("transformer_init_values",), "layer_scale_init", None),
 )
-# Arguments with a single value that this package has, and those that change no output of a CoAtNet.
+# timm arguments of which this package supports one value, and arguments that do not change the outputs.
 _FIXED = {
     **{"global_pool": "avg", "stem_bias": False, "conv_block_type": "mbconv", "conv_expand_ratio": EXPANSION},
     **{"conv_kernel_size": 3, "conv_group_size": 1, "conv_attn_layer": "se", "conv_downsample_pool_type": "avg2"},
@@ -57,7 +57,7 @@ _IGNORED = re.compile(
 
 
 def arguments_of(config):
-    """Returns the arguments of timm's `MaxxVit` for a config, in JSON's types."""
+    """Returns the arguments of timm's `MaxxVit` for a config, as JSON values."""
     found = {}
     for names, field, values in _FIELDS:
         value = getattr(config, field)
@@ -76,7 +76,7 @@ def arguments_of(config):
 
 
 def config_of(path, name, args):
-    """Returns the `CoAtNetConfig` of timm's model by its architecture and arguments; raises if it has no such one."""
+    """Returns the `CoAtNetConfig` for timm's architecture `name` and arguments; raises if they are not supported."""
     row = re.sub(r"_\d{3}$", "", name)
     if row not in NAMES:
         known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
@@ -102,7 +102,7 @@ def config_of(path, name, args):
         if any(value != several[0] for value in several):
             raise ValueError(f"Cannot load {path!r}: its model_args of {' and '.join(names)} differ.")
         fields[field] = several[0]
-    # 0 stands for none.
+    # 0 means None.
     for field in ("representation_size", "layer_scale_init"):
         fields[field] = fields[field] or None
     try:
@@ -126,7 +126,7 @@ def _conv_depths(path, kinds, depths):
 
 
 def of_arrays(shapes):
-    """Returns the fields that a state dict shows, given {key: shape}."""
+    """Returns the config fields that follow from a state dict's {key: shape}."""
     blocks = sorted({(int(s), int(b)) for s, b in re.findall(r"stages\.(\d+)\.blocks\.(\d+)\.", "\n".join(shapes))})
     stages = sorted({s for s, _ in blocks})
     starts = {block: f"stages.{block[0]}.blocks.{block[1]}." for block in blocks}
@@ -170,7 +170,7 @@ def of_arrays(shapes):
 
 
 def variant_of(fields):
-    """Returns the name of timm's CoAtNet with the fields that its arrays show, or None."""
+    """Returns the name of the timm CoAtNet with these fields, or None."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
         if all(_same(getattr(config, field), value, field, config) for field, value in fields.items()):
@@ -192,7 +192,7 @@ def _architecture(config):
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`; the tables of a CoAtNet have grids of their own."""
+    """Returns the `Found` of a `CanonicalFile`, with a grid for each position table; ignores `grid_size`."""
     found = begin(file, "stem_conv/kernel")
     if "config" in file.own:
         read_record(file, found)
@@ -207,7 +207,7 @@ def read_config(file, grid_size=None):
 
 
 def _read_architecture(file, found):
-    """Adds the fields of timm's architecture and arguments in a folder."""
+    """Adds the fields that a timm folder's architecture and arguments imply."""
     name, config = str(file.config.get("architecture")), file.config
     stated = {"global_pool": config["global_pool"]} if "global_pool" in config else {}
     fields = _architecture(config_of(file.path, name, stated | timm_config.model_args(file)))
@@ -217,7 +217,7 @@ def _read_architecture(file, found):
 
 
 def _read_arrays(file, found):
-    """Adds the fields that a state dict shows."""
+    """Adds the fields that follow from the arrays of a state dict."""
     shown = of_arrays(file.shapes)
     found.put(STATED, **shown)
     name = variant_of(shown)
@@ -234,7 +234,7 @@ def _read_arrays(file, found):
 
 
 def _side_of_images(key, shape):
-    """Returns the side of the square images whose table has this key and shape, or None."""
+    """Returns the side of the square images that a table with this key and shape is for, or None."""
     side = _side(shape[0]) if len(shape) == 2 else None
     return side and side * 2 ** (int(key.split(".")[1]) + 2)
 

@@ -13,19 +13,19 @@ DOWNSAMPLINGS = ("expansion", "depthwise", "pooling")
 POOL_TYPES = ("max2", "max3", "avg2")
 NORMS = ("layer", "batch")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
-# The hidden width of MBConv and MLP relative to what it is counted from.
+# The expansion ratio of MBConv and MLP.
 EXPANSION = 4
 
 
 def stage_widths(name, value):
-    """Returns `value` as a tuple of ints; raises if it is not the number of channels per stage."""
+    """Returns `value` as a tuple of ints; raises unless it lists the channels per stage."""
     if not isinstance(value, (tuple, list)) or not value:
         raise arguments.invalid(name, "the number of channels of each stage, as in (96, 192, 384, 768)", value)
     return tuple(arguments.positive_int(name, width, arguments.LARGEST) for width in value)
 
 
 def conv_depths(name, value):
-    """Returns `value` as a tuple of ints; raises if it is not a number of blocks per stage."""
+    """Returns `value` as a tuple of ints; raises unless it lists the blocks per stage."""
     if not isinstance(value, (tuple, list)):
         raise arguments.invalid(name, "the number of MBConv blocks of each stage, as in (2, 3, 0, 0)", value)
     return tuple(arguments.non_negative_int(name, depth) for depth in value)
@@ -39,35 +39,35 @@ class CoAtNetConfig(ModelConfig):
         depths: Ints, the number of blocks per stage.
         widths: Ints, the number of channels per stage.
         stem_widths: Ints, the channels of the two 3 x 3 convolutions below the stages.
-        conv_depths: Ints, how many of a stage's blocks, the first ones, are MBConv. None: all in the first two stages.
+        conv_depths: Ints, the number of MBConv blocks at the start of each stage. None: all blocks of the first two.
         head_dim: Int, the width of an attention head.
-        expanded_from: The channels that a block with more output than input channels counts its inner ones from:
-            "output", the paper's, or "input". They are four times as many in an MBConv, and as many in the attention.
-        downsampling: What halves the feature map in the branch of an MBConv: "expansion" (the first convolution, the
-            paper's), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
-        pool_type: What halves it elsewhere: "max2", "max3" (windows of 3 x 3) or "avg2".
-        padding: Of strided windows of 3 x 3: "same", as in TensorFlow, or "symmetric", as in PyTorch.
-        activation: That of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
-        conv_activation: That of the stem and of MBConv.
+        expanded_from: The channels that set a block's inner width if its input and output differ: "output" (as in the
+            paper) or "input". MBConv has four times as many inner channels, and the attention has as many.
+        downsampling: The layer that halves the feature map in the branch of an MBConv: "expansion" (the first
+            convolution, as in the paper), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
+        pool_type: The pooling that halves the feature map elsewhere: "max2", "max3" (windows of 3 x 3) or "avg2".
+        padding: The padding of strided 3 x 3 windows: "same", as in TensorFlow, or "symmetric", as in PyTorch.
+        activation: The activation of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
+        conv_activation: The activation of the stem and of MBConv.
         pre_norm_activation: Bool, whether an activation follows the first norm of an MBConv.
-        conv_bias: Bool, whether the last convolution of an MBConv and that of its shortcut have a bias.
-        shortcut_bias: Bool, whether the projection on a transformer block's shortcut has one.
-        se_ratio: Float, the width inside squeeze-and-excitation relative to an MBConv's output channels, or, with
-            `expanded_from="input"`, to its inner ones.
+        conv_bias: Bool, whether the last convolution and the shortcut convolution of an MBConv have a bias.
+        shortcut_bias: Bool, whether the projection on a transformer block's shortcut has a bias.
+        se_ratio: Float, the width inside squeeze-and-excitation relative to an MBConv's output channels, or to its
+            inner channels with `expanded_from="input"`.
         se_activation: The activation inside squeeze-and-excitation.
         se_before_norm: Bool, whether squeeze-and-excitation comes before the norm of the depthwise convolution.
         transformer_norm: "layer" or "batch", the norms in transformer blocks and before the head.
-        layer_scale_init: Float, the initial value of LayerScale in transformer blocks; without it there is none.
-        position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases; without it
-            they are a table.
-        position_interpolation: How a model of any size resizes its tables: "bilinear" (the paper's) or "geometric"
-            (timm's).
-        table_image_size: Int or (height, width), in pixels: the images whose feature maps the tables of a model of any
-            size are stored for. None: as in the weights, else 224.
+        layer_scale_init: Float, the initial value of LayerScale in transformer blocks; None for no LayerScale.
+        position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases; None for a
+            table.
+        position_interpolation: The method that resizes the tables of a model of any size: "bilinear" (the paper's) or
+            "geometric" (timm's).
+        table_image_size: Int or (height, width), in pixels, the image size that the tables of a model of any size are
+            stored for. None: as in the weights, else 224.
         norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.
         representation_size: Int, the width of a dense tanh layer before the head.
         layer_norm_epsilon: Float, the epsilon of the norms that `transformer_norm` names.
-        batch_norm_epsilon: Float, the epsilon of those of the stem and of MBConv.
+        batch_norm_epsilon: Float, the epsilon of the norms of the stem and of MBConv.
         **others: As in `keras_vit.ViTConfig`.
 
     Raises:
@@ -132,7 +132,7 @@ class CoAtNetConfig(ModelConfig):
         if self.conv_depths is not None and any(n > d for n, d in zip(self.conv_depths, self.depths, strict=True)):
             raise arguments.invalid("conv_depths", f"at most `depths`, {self.depths}", self.conv_depths)
         if self.conv_depths == usual:
-            # None if it follows from `depths`, so that copies with other depths derive it again.
+            # The default is stored as None, so that copies with other depths derive it again.
             self._set("conv_depths", None)
         for block in self.blocks:
             if not block.is_conv and block.attention_width % self.head_dim:
@@ -162,7 +162,7 @@ class CoAtNetConfig(ModelConfig):
 
     @property
     def table_size(self):
-        """(height, width) of the images whose feature maps the tables are stored for."""
+        """The (height, width) of the images that the tables are stored for."""
         if None not in self.image_size:
             return self.image_size
         return self.table_image_size or (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
@@ -174,13 +174,13 @@ class CoAtNetConfig(ModelConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of a CoAtNet: its sizes, as they follow from a config."""
+    """The sizes of a CoAtNet block, derived from a config."""
 
     name: str
     stage: int
     is_conv: bool
     width: int
-    # The width that is expanded to MBConv's hidden width, or, in a transformer block, that of the attention.
+    # The base of the MBConv expansion; in transformer blocks, the attention width.
     attention_width: int
     strides: int
 
@@ -191,8 +191,8 @@ def table_grid(image_size, stage):
     return tuple(-(-side // stride) for side in image_size)
 
 
-# Stages of C-C-T-T, from arXiv 2106.04803, table 3; the hidden layer of the head and its widths from timm, since only
-# with it the parameters are those of table 4.
+# The stages (C-C-T-T) are from arXiv 2106.04803, table 3. The hidden layer of the head and its width are from timm,
+# because only with this layer do the parameters match table 4.
 def _sizes(depths, widths, stem):
     return {"depths": depths, "widths": widths, "stem_widths": stem}
 
@@ -211,7 +211,7 @@ _SIZES = {
 _HEADS = {
     name: {"norm_after_pooling": True, "representation_size": size["widths"][-1]} for name, size in _SIZES.items()
 }
-# timm 1.0.31: all of its models, those of the paper's sizes, and its own (`rw`).
+# All models of timm 1.0.31: the paper's sizes, and timm's own sizes (`rw`).
 _TIMM = {"pool_type": "avg2", "padding": "symmetric", "position_interpolation": "geometric"}
 _OWN = {**_TIMM, "expanded_from": "input", "conv_activation": "silu"}
 _RW = {**_OWN, "pre_norm_activation": True, "conv_bias": False, "se_activation": "relu"}
@@ -240,13 +240,13 @@ VARIANTS = {
     "coatnet_rmlp_2_rw": {**_SIZE_2, **_RW, **_SILU, **_DW, "layer_scale_init": _SCALE, "position_mlp_dim": 512},
     "coatnet_rmlp_3_rw": {**_SIZE_3, **_RW, **_SILU, **_DW, "layer_scale_init": _SCALE, "position_mlp_dim": 512},
     "coatnet_nano_cc": {**_SIZE_NANO, **_RW, **_POOL, "conv_depths": (3, 4, 1, 1)},
-    # The smallest one, of timm's own tests.
+    # The small model of timm's tests.
     "test_coatnet": {**_sizes((1, 1, 2, 1), (32, 64, 96, 128), (16, 32)), **_OWN, **_POOL},
 }
 
 
 def decode_coatnet(variant):
-    """Returns the key in `VARIANTS` of a variant: its own name, timm's without the image size, or "0_rw" for short."""
+    """Returns a variant's key in `VARIANTS`, given this key, timm's name with an image size, or "0_rw" for short."""
     if isinstance(variant, str):
         name = re.sub(r"(?<=\w)_\d{3}$", "", variant)
         for key in (variant, name, f"coatnet_{name}"):

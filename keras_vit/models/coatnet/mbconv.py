@@ -16,7 +16,7 @@ class MBConv(CompositeLayer):
     """CoAtNet's inverted bottleneck: norm, 1 x 1 expansion, depthwise 3 x 3, squeeze-and-excitation, 1 x 1 projection.
 
     Each convolution but the last is followed by batch normalization and an activation. A 1 x 1 convolution projects the
-    shortcut where the number of channels changes.
+    shortcut if the number of channels changes.
 
     Args:
         filters: Int, the number of output channels.
@@ -24,11 +24,11 @@ class MBConv(CompositeLayer):
         reduced_dim: Int, the width inside squeeze-and-excitation.
         strides: 1, or 2 to halve height and width, rounded up.
         downsampling, pool_type, padding, pre_norm_activation, se_activation, se_before_norm: As in `CoAtNetConfig`.
-        activation: Name or function, after the norms.
-        use_bias: Bool, whether the last convolution and that of the shortcut have a bias.
+        activation: Name or function of the activation after the norms.
+        use_bias: Bool, whether the last convolution and the shortcut convolution have a bias.
         epsilon: Float, the epsilon of the norms.
         drop_path_rate: Float in [0, 1), the probability of dropping the branch per image (stochastic depth).
-        seed: Int or None, the random seed of that.
+        seed: Int or None, the random seed of the stochastic depth.
 
     Input shape: (batch, height, width, channels).
     Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
@@ -38,9 +38,9 @@ class MBConv(CompositeLayer):
     >>> MBConv(96, hidden_dim=384, reduced_dim=24, strides=2)(np.zeros((1, 112, 112, 64))).shape
     (1, 56, 56, 96)
 
-    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The window of the max
-    pooling and whether equal channels are projected are not stated there: 2 x 2, and they are not. Initialized as in
-    EfficientNet's code: normal kernels with variance 2 / fan_out.
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
+    state the window of the max pooling (here 2 x 2), or whether equal channels are projected (here not). Initialized as
+    in EfficientNet's code: normal kernels with variance 2 / fan_out.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MBConv(CompositeLayer):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def _dense(self, name, units, use_bias):
-        # A dense layer, which LoRA and quantization know, is a convolution of 1 x 1.
+        # A dense layer computes the 1 x 1 convolution, because LoRA and quantization support dense layers.
         return Dense(units, use_bias=use_bias, kernel_initializer=FanOutNormal(), name=name, **self.inherited)
 
     def build(self, images_shape):

@@ -46,14 +46,14 @@ def CoAtNet(
     named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
     `pooling`, `pre_logits` and `head`. Each stage halves the feature map.
 
-    "0" to "5" are the paper's models, of which no weights were published. timm's are "coatnet_0" to "coatnet_5", of the
-    same sizes with other details, and those with weights, such as "coatnet_0_rw": see
+    "0" to "5" are the paper's models, for which no weights were published. timm's models are "coatnet_0" to
+    "coatnet_5", which differ from these in details, and models with weights, such as "coatnet_0_rw". The full list is
     `keras_vit.models.coatnet.config.VARIANTS`.
 
     Args:
         variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that of the
-            weights, else that in timm's name, else 224.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
+            weights, else the size in timm's name, else 224.
         dropout_rate: Float in [0, 1), before the head.
         drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
         **fields: Other fields of `keras_vit.CoAtNetConfig`, which override the variant and the weights. The remaining
@@ -69,8 +69,8 @@ def CoAtNet(
     >>> model.output_shape
     (None, 10)
 
-    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2 and 4.1 and table 3. Where it leaves
-    details open, this is timm's code: the hidden layer of the head, whose parameters table 4 includes, its tanh, the
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2 and 4.1 and table 3. Details that the
+    paper leaves open follow timm's code: the hidden layer of the head, whose parameters table 4 includes, its tanh, the
     norm after the pooling, shortcuts without a projection for equal channels, and the epsilons.
     """
     given = {name: value for name, value in locals().items() if name != "variant"}
@@ -116,7 +116,7 @@ def _stem_conv(filters, strides, padding, name):
 
 
 def _layer(config, block, drop_path_rate):
-    """Returns the layer of a `Block`."""
+    """Returns the layer for a `Block`."""
     options = {"strides": block.strides, "pool_type": config.pool_type, "padding": config.padding}
     options |= {"drop_path_rate": drop_path_rate, "name": block.name}
     if block.is_conv:

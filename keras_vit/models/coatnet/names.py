@@ -1,10 +1,10 @@
-"""CoAtNet's state dicts in timm, of `MaxxVit`."""
+"""The names of weights in timm's state dicts of CoAtNets, which are `MaxxVit` models."""
 
 from keras_vit.weights import codecs
 from keras_vit.weights.source import Name, Source, dense, norm
 
 _OURS, _THEIRS = "stage_{stage}_block_{unit:02d}/", "stages.{stage0}.blocks.{unit0}."
-# Its dense layers are convolutions of 1 x 1.
+# timm's dense layers are 1 x 1 convolutions.
 _CONV_1X1 = codecs.Transposed(ones=2)
 
 
@@ -45,7 +45,7 @@ def _transformer():
         rows[f"{_OURS}attention/position_bias_{i}"] = Name((f"{biases}mlp.fc{i}.bias",))
         rows[f"{_OURS}layer_scale_{i}/gamma"] = Name((f"{_THEIRS}ls{i}.gamma",))
         rows |= dense(f"{_OURS}mlp/dense_{i}", f"{_THEIRS}mlp.fc{i}", _CONV_1X1)
-    # Where it halves the feature map, the first norm is followed by a pooling in its module.
+    # In the first block of a stage, timm's module `norm1` contains the norm and a pooling.
     first = _OURS.replace("{unit:02d}", "01"), _THEIRS.replace("{unit0}", "0")
     return {
         **_batch_norm(f"{first[0]}norm_1", f"{first[1]}norm1.norm"),

@@ -15,8 +15,8 @@ from keras_vit.layers.kernels import attend, attend_unfused
 class RelativeAttention(CompositeLayer):
     """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
 
-    The bias of a head and an offset, (rows, columns) from a key to a query, is read from a learned table, which is
-    resized for feature maps of another size, or computed by a small MLP.
+    Each head has a bias for each offset, (rows, columns) from a key to a query. The bias is read from a learned table,
+    which is resized for feature maps of another size, or computed by a small MLP.
 
     Args:
         num_heads: Int, the number of heads.
@@ -25,7 +25,7 @@ class RelativeAttention(CompositeLayer):
         grid_size: (rows, columns) of the feature map that the table is stored for.
         position_mlp_dim: Int, the hidden width of the MLP that computes the biases from the offsets, each as
             `sign(x) * log(1 + |x|)`; None for a table.
-        interpolation: How the table is resized: "bilinear", as in the paper, or "geometric", as in timm.
+        interpolation: The method that resizes the table: "bilinear", as in the paper, or "geometric", as in timm.
 
     Call arguments:
         images: (batch, rows, columns, channels).
@@ -75,7 +75,7 @@ class RelativeAttention(CompositeLayer):
                 initializer=initializers.TruncatedNormal(stddev=0.02),
             )
         else:
-            # No dense layers, since neither LoRA nor quantization is for so few weights.
+            # These are not dense layers, because LoRA and quantization do not pay for so few weights.
             shapes = {"kernel_1": (2, self.position_mlp_dim), "bias_1": (self.position_mlp_dim,)}
             shapes |= {"kernel_2": (self.position_mlp_dim, self.num_heads), "bias_2": (self.num_heads,)}
             self.position_mlp = [
@@ -117,11 +117,11 @@ class RelativeAttention(CompositeLayer):
         ]
 
     def position_bias(self, grid_size):
-        """Returns the biases for a feature map of (rows, columns), (1, num_heads, queries, keys)."""
+        """Returns the biases, (1, num_heads, queries, keys), for a feature map of (rows, columns)."""
         rows, columns = grid_size
         table = self._table(grid_size)
-        # P[i - i'] for all rows i and i', then the same for columns. Keras on PyTorch takes rows of a matrix as an
-        # embedding, which ONNX knows.
+        # P[i - i'] for all rows i and i', then the same for columns. On PyTorch, `ops.take` from a matrix is an
+        # embedding, which ONNX supports.
         bias = ops.take(ops.reshape(table, (2 * rows - 1, -1)), _offsets(rows), axis=0)
         bias = ops.reshape(bias, (rows * rows, 2 * columns - 1, self.num_heads))
         bias = ops.reshape(ops.transpose(bias, (1, 0, 2)), (2 * columns - 1, -1))
@@ -137,7 +137,7 @@ class RelativeAttention(CompositeLayer):
             hidden = ops.relu(ops.matmul(ops.cast(_log_offsets(*new), kernel_1.dtype), kernel_1) + bias_1)
             return ops.matmul(hidden, kernel_2) + bias_2
         table = ops.reshape(ops.convert_to_tensor(self.position_table), (*old, self.num_heads))
-        # Sides may be tensors, or symbols of torch.export, which a comparison would tie to the example's size.
+        # A side may be a tensor or a symbol of torch.export. A comparison would fix a symbol to the example's size.
         if all(type(side) is int for side in grid_size) and tuple(grid_size) == self.grid_size:
             return table
         rows, columns = (
@@ -157,7 +157,7 @@ class RelativeAttention(CompositeLayer):
 
 
 def _offsets(side):
-    """Returns the index in a table of the offset from each place, along the second axis, to each, along the first."""
+    """Returns the table indices of the offsets from place j to place i, as a matrix with row i and column j."""
     places = ops.arange(side, dtype="int32")
     return places[:, None] - places[None, :] + (side - 1)
 

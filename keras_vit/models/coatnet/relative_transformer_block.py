@@ -18,7 +18,7 @@ class RelativeTransformerBlock(CompositeLayer):
     """CoAtNet's transformer block: relative attention, then an MLP of four times the width, both after a norm.
 
     With `strides=2`, both the normed input of the attention and the shortcut are pooled. A dense layer projects the
-    shortcut where the number of channels changes.
+    shortcut if the number of channels changes.
 
     Args:
         num_heads, head_dim, grid_size, position_mlp_dim, interpolation: As in `RelativeAttention`.
@@ -28,7 +28,7 @@ class RelativeTransformerBlock(CompositeLayer):
         norm: "layer" or "batch".
         epsilon: Float, the epsilon of the norms.
         drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
-        seed: Int or None, the random seed of that.
+        seed: Int or None, the random seed of the stochastic depth.
 
     Input shape: (batch, height, width, channels).
     Output shape: (batch, ceil(height / strides), ceil(width / strides), units).
@@ -39,8 +39,8 @@ class RelativeTransformerBlock(CompositeLayer):
     >>> block(np.zeros((1, 14, 14, 384))).shape
     (1, 7, 7, 768)
 
-    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The window of the max
-    pooling and whether equal channels are projected are not stated there: 2 x 2, and they are not.
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
+    state the window of the max pooling (here 2 x 2), or whether equal channels are projected (here not).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Folders of CoAtNets that timm loads."""
+"""Builds the config.json of CoAtNet folders that timm loads."""
 
 from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.coatnet.checkpoint import NAMES, SUFFIXES, arguments_of
@@ -7,7 +7,7 @@ from keras_vit.weights import timm_config
 
 
 def unwritten_in_folder(config):
-    """Yields what the config.json of a folder cannot say of a config."""
+    """Yields the properties of a config that the config.json of a timm folder cannot express."""
     if _name(config) is None:
         yield "a size or options for which timm has no name"
 
@@ -20,8 +20,8 @@ def config_json(config, arrays, facts):
 
 
 def _name(config):
-    """Returns timm's architecture with the settings of a config, or None."""
-    # Other sides than multiples of the total stride give timm's two branches different sizes.
+    """Returns the name of the timm architecture with the settings of a config, or None."""
+    # If a side is not a multiple of the total stride, timm's two branches have different sizes.
     odd = None not in config.image_size and any(side % 2 ** (len(config.depths) + 1) for side in config.image_size)
     if odd or config.norm_after_pooling != (config.representation_size is not None):
         return None
@@ -31,7 +31,7 @@ def _name(config):
 
 
 def _arguments(config):
-    """Returns the argument of timm's model that its name does not set."""
+    """Returns timm's `img_size` as a dict if it differs from 224, or {}."""
     found = {}
     size = config.image_size if None not in config.image_size else config.table_image_size
     if size not in (None, (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)):
