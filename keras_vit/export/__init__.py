@@ -1,4 +1,4 @@
-"""Export of models to SavedModel, ONNX, OpenVINO, LiteRT and torch.export."""
+"""Exports models to SavedModel, ONNX, OpenVINO, LiteRT and torch.export."""
 
 from keras_vit.export.formats import litert, onnx, openvino, torch_export
 from keras_vit.export.parity import ParityError

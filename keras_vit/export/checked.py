@@ -1,4 +1,4 @@
-"""Writes an export, compares it with its model, and keeps it only if the outputs agree."""
+"""Writes an export, compares it with the model, and keeps it only if the outputs agree."""
 
 import contextlib
 import importlib.util
@@ -18,10 +18,10 @@ from keras_vit.files import draft_folder, put_folder
 
 
 class Format(NamedTuple):
-    """A format, whose `code` has the functions `write_<name>`, which needs `backend`, and `run_<name>`.
+    """An export format; `code` is a module with the functions `write_<name>` and `run_<name>`.
 
-    `write(model, path, settings)` writes a file, and `run(path, batches, settings)` yields the outputs. `settings` are
-    JSON, with the `precision` and the `names` of the outputs.
+    `write(model, path, settings)` writes a file and needs `backend`. `run(path, batches, settings)` yields the outputs.
+    `settings` are JSON and contain the `precision` and the `names` of the outputs.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Format(NamedTuple):
 def write_file(
     fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Exports to a file; arguments as in `formats.onnx`."""
+    """Exports to a file; arguments are as in `formats.onnx`."""
     path = Path(path)
     if path.suffix != fmt.suffix:
         raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
@@ -57,14 +57,14 @@ def write_checked(
 ):
     """Exports to a temporary folder, compares the outputs on all batches, moves the files, and returns a report.
 
-    `batches` are random images, `given` the user's, on which the report describes how the outputs change.
+    `batches` are random images, and `given` are the user's. The report describes how the outputs for `given` change.
     """
     precision = settings["precision"]
     packages = (*fmt.packages, *(["nncf"] if precision == STATIC else []))
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         names = " ".join(name.replace("_", "-") for name in missing)
         raise ImportError(f"This export needs packages that are not installed: pip install {names}")
-    # A traced torch program keeps the device that it was traced on.
+    # A traced torch program only runs on the device that it was traced on, so trace it on the CPU.
     here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
         custom_objects(model, custom_module)
@@ -93,7 +93,7 @@ def write_checked(
 
 
 def _written_and_run(fmt, model, path, batches, settings):
-    """Writes a model, and returns the outputs of the format's runtime, a list per batch."""
+    """Writes a model, and returns the outputs of the format's runtime, one list per batch."""
     getattr(fmt.code, f"write_{fmt.name}")(model, path, settings)
     if settings["precision"] == STATIC:
         fmt.code.calibrate_openvino(path, batches[settings["num_random"] :])
@@ -114,7 +114,7 @@ def _in_child(fmt, model, path, batches, settings, custom_module):
 
 
 def write_and_run(model, name, path, settings, file):
-    """In a child process: replaces the batches in a file by the outputs; returns the number of outputs per batch."""
+    """Replaces the batches in a file by the outputs, in a child process; returns the number of outputs per batch."""
     from keras_vit.export.formats import FORMATS
 
     with np.load(file) as arrays:
@@ -139,10 +139,10 @@ def _draft(path, overwrite):
     """Yields a path in a temporary folder next to `path`; on success, moves all files of the folder next to `path`."""
     refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A server of SavedModels only loads folders named by a number, so it ignores the draft.
+    # TensorFlow Serving only loads folders whose name is a number, so it ignores the draft.
     with draft_folder(path) as folder:
         yield folder / path.name
-        # A format may write several files; the one named by the user is moved last.
+        # A format may write several files. Move the file that the user named last.
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:
             refuse_existing(path.with_name(file.name), overwrite)

@@ -1,4 +1,4 @@
-"""Runs an export function in a Python process with another backend; the model is passed as a .keras file."""
+"""Runs an export function in a Python process with another backend, on a model in a .keras file."""
 
 import importlib
 import importlib.util
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import keras
 
-# Child processes use the CPU, since the parent may hold all GPU memory.
+# The parent may hold all GPU memory, so child processes use the CPU.
 CPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-# sys.path is set first, as this package may only be importable through it.
+# This package may only be importable with the parent's sys.path, so set it first.
 START = (
     "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['path']; "
     "from keras_vit.export.child import main; main(job)"
@@ -25,14 +25,14 @@ ADVICE = (
 
 
 def run_in_child(function, model, *, backend, custom_module=None, **arguments):
-    """Calls `function(model, **arguments)` in a new CPU-only process with another backend; returns its JSON result."""
+    """Calls `function(model, **arguments)` in a CPU-only process with another backend; returns the JSON result."""
     if importlib.util.find_spec(backend) is None:
         raise ImportError(
             f"This export runs in a {backend} process, whatever the backend here, and {backend} is not installed: "
             f"pip install {backend}"
         )
     objects = custom_objects(model, custom_module)
-    # A file is imported as a module of its folder.
+    # Import a file as a module from its folder.
     file = [custom_module] if custom_module is not None and os.path.isfile(custom_module) else []
     job = {
         "path": [*(os.path.dirname(os.path.abspath(path)) for path in file), *sys.path],
@@ -46,7 +46,7 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
         model_file, result = Path(folder, "model.keras"), Path(folder, "result.json")
         model.save(model_file)
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **CPU, "KERAS_BACKEND": backend}
-        # -P: a file in the current folder must not shadow a standard module before sys.path is set.
+        # -P keeps files in the current folder from shadowing standard modules before sys.path is set.
         process = subprocess.run(
             [sys.executable, "-P", "-c", START],
             input=json.dumps({**job, "model": model_file, "result": result}, default=os.fspath),
@@ -103,7 +103,7 @@ def main(job):
         registered: keras.saving.get_registered_object(registered) or getattr(modules[module], name)
         for registered, (module, name) in job["objects"].items()
     }
-    # safe_mode=False allows Lambda layers; the parent process wrote the file, so it is trusted.
+    # safe_mode=False allows Lambda layers. The file is trusted, as the parent process wrote it.
     model = keras.saving.load_model(job["model"], objects, compile=False, safe_mode=False)
     module, _, function = job["function"].partition(":")
     result = json.dumps(getattr(importlib.import_module(module), function)(model, **job["arguments"]))

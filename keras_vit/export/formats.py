@@ -1,4 +1,4 @@
-"""Export to ONNX, OpenVINO, LiteRT and torch.export."""
+"""Exports to ONNX, OpenVINO, LiteRT and torch.export."""
 
 import os
 from typing import TypedDict, Unpack
@@ -12,15 +12,15 @@ from keras_vit.export.precision import PRECISIONS, STATIC
 
 _ONNX = ("torch", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    # onnxruntime does not have the op of TensorFlow's exact GELU, and JAX has no ONNX exporter.
+    # onnxruntime lacks the operation of TensorFlow's exact GELU, and JAX has no ONNX exporter.
     "onnx": Format("onnx", ".onnx", "torch", _ONNX, torch_formats),
-    # int8_static: the tolerance is relative to the float32 model's logits, whose order matters.
+    # The tolerance of int8_static is relative to the float32 model's logits, whose order matters.
     "openvino": Format(
         *("openvino", ".xml", "tensorflow", ("tensorflow", "openvino"), tensorflow_formats),
         precisions=(*PRECISIONS, STATIC),
         tolerances={STATIC: 0.5},
     ),
-    # The converter sums some weights, such as positions and a bias, and rounds the sums again.
+    # The converter adds up some weights, such as positions and a bias, and rounds the sums again.
     "litert": Format(
         *("litert", ".tflite", "tensorflow", ("tensorflow", "ai_edge_litert"), tensorflow_formats),
         precisions=("float32", "float16", "int8"),
@@ -32,7 +32,7 @@ FORMATS = {
 
 
 class Options(TypedDict, total=False):
-    """The options of each format, as in `onnx`."""
+    """Options of all formats, documented in `onnx`."""
 
     precision: str
     images: np.ndarray | None
@@ -43,39 +43,39 @@ class Options(TypedDict, total=False):
 
 
 def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
-    """Exports a model to ONNX, checks the file against the model in onnxruntime, and returns a report.
+    """Exports a model to ONNX, compares the outputs in onnxruntime with the model, and returns a report.
 
-    The input is `images`, with any batch size, and any image size if the model allows it. A single output is named
-    `outputs`; several keep the model's names. All formats work in this way.
+    The input is named `images`. It has any batch size, and any image size if the model allows it. A single output is
+    named `outputs`; several outputs keep the model's names. All formats work in this way.
 
-    PyTorch writes ONNX and torch.export; TensorFlow writes OpenVINO and LiteRT. If the model uses another backend, or
-    PyTorch on a GPU, the export runs in a new process.
+    PyTorch writes ONNX and torch.export, and TensorFlow writes OpenVINO and LiteRT. If the model uses another backend,
+    or PyTorch on a GPU, the export runs in a new process.
 
     Args:
         model: A `keras.Model` with one input.
-        path: Path of the file, ending in ".onnx". A model above 2 GB gets a second file next to it.
-        precision: "float32" (default), "float16", "bfloat16" or "int8", the precision of the stored weights;
-            computations keep the model's precision. "int8" quantizes dense kernels, with one scale per column.
-        images: Images as the model takes them, (batch, height, width, channels), to report how the outputs change from
-            the original model; or None (default).
-        labels: Ints, (batch,), the classes of `images`, to report the accuracy too, or None (default).
+        path: Path of the file, ending in ".onnx". If the model is above 2 GB, a second file is written next to it.
+        precision: "float32" (default), "float16", "bfloat16" or "int8", the precision of the stored weights.
+            Computations keep the model's precision. "int8" quantizes dense kernels, with one scale per column.
+        images: Images as the model takes them, (batch, height, width, channels), or None (default). The report contains
+            how their outputs differ from the original model's.
+        labels: The classes of `images`, ints (batch,), to also report the accuracy, or None (default).
         tolerance: Float, the largest allowed difference from the model of the same precision, relative to max(1,
-            largest output). None (default) takes 1e-4; 5e-2 if the model computes in bfloat16; 1e-2 for float16 or on a
-            GPU.
+            largest output). None (default) means 1e-4, or 5e-2 if the model computes in bfloat16, or 1e-2 in float16 or
+            on a GPU.
         overwrite: Bool, whether to replace an existing file; default False.
-        custom_module: Module name or .py path that defines the model's custom layers. Only needed by a new process for
-            layers defined in the running script or notebook.
+        custom_module: Module name or .py path that defines the model's custom layers. It is only needed if the export
+            runs in a new process and the layers are defined in the running script or notebook.
 
     Returns:
         A dict: `path`, `precision`, `size` (bytes), `difference` (the largest from the model of the same precision),
-        `num_checked` (images), and `change`, None without `images`, else a dict with `num_images`, `largest`, `mean`,
+        `num_checked` (images), and `change`: None without `images`, else a dict of `num_images`, `largest`, `mean`,
         `same_top1` and, with labels, the accuracies `before` and `after`.
 
     Raises:
         ImportError: If a package that the format needs is not installed.
         FileExistsError: If `path` exists and `overwrite` is False.
         ValueError: If an argument is invalid, the model does not have one input, or its layers cannot be imported.
-        ParityError: If weights are NaN or the outputs of the file differ from the model's; nothing is written.
+        ParityError: If weights are NaN or the outputs of the file differ from the model's. Nothing is written.
         RuntimeError: If the export process fails.
 
     Example:
@@ -89,13 +89,13 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
 def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to OpenVINO's .xml and .bin files.
 
-    Arguments and errors as in `export.onnx`; `path` ends in ".xml". OpenVINO chooses the compute precision for the
-    processor; set `INFERENCE_PRECISION_HINT` to override it.
+    Arguments and errors are as in `export.onnx`, but `path` ends in ".xml". OpenVINO chooses the compute precision for
+    the processor; set `INFERENCE_PRECISION_HINT` to override it.
 
-    `precision="int8_static"` also computes the products in int8, by NNCF (`pip install nncf`), except dense layers
-    whose input has outliers, as in the MLPs of some blocks of trained ViTs. The ranges of the activations are those on
-    `images`; give a hundred or more that are like yours. The default tolerance is then 0.5, and the report's `change`
-    contains for how many of these images the top-1 class stayed; measure it on other images too. It is meant for
+    `precision="int8_static"` also computes matrix products in int8, with NNCF (`pip install nncf`). Dense layers whose
+    input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations are measured on
+    `images`: pass a hundred or more typical images. The default tolerance is 0.5. The report's `change` contains the
+    number of these images that keep their top-1 class; also measure it on other images. This precision is meant for
     processors with VNNI or AMX, which multiply in int8.
     """
     return write_file(FORMATS["openvino"], model, path, **options)
@@ -104,8 +104,8 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
 def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
-    Arguments and errors as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the default
-    tolerance for "float16" is 5e-3. Set the input size with `resize_tensor_input`.
+    Arguments and errors are as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the
+    default tolerance for "float16" is 5e-3. Set the input size with `resize_tensor_input`.
     """
     return write_file(FORMATS["litert"], model, path, **options)
 
@@ -113,6 +113,6 @@ def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Option
 def torch_export(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to a PyTorch program, which maps images to a tuple of outputs.
 
-    Arguments and errors as in `export.onnx`; `path` ends in ".pt2". `torch.export.load` reads the file without Keras.
+    Arguments and errors are as in `export.onnx`, but `path` ends in ".pt2". `torch.export.load` needs no Keras.
     """
     return write_file(FORMATS["torch_export"], model, path, **options)

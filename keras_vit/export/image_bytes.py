@@ -12,15 +12,15 @@ from keras_vit.images.files import JPEG, PNG, decode_jpeg, decode_png, jpeg_head
 STATUSES = ("ok", "unknown_format", "too_large", "damaged")
 OK, UNKNOWN_FORMAT, TOO_LARGE, DAMAGED = range(4)
 MAX_SIDE = 16_384
-# Images decoded in parallel, at up to about 12 bytes per pixel each.
+# Number of images decoded in parallel; each needs up to about 12 bytes per pixel.
 PARALLEL = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Decodes files, (batch,), to images, (batch, *image_size, channels), float32 in [0, 255], black if bad.
+    """Decodes files, (batch,), to float32 images, (batch, *image_size, channels), in [0, 255]; bad files are black.
 
-    Also returns indices in `STATUSES`, (batch,), and `EvaluationTransform.seen` of each, (batch, 2, 2), float32.
+    The results are the images, indices in `STATUSES`, (batch,), and `EvaluationTransform.seen`, (batch, 2, 2), float32.
     """
 
     image_size: tuple[int, int]
@@ -32,9 +32,9 @@ class ImageReader:
         image_bytes = tf.convert_to_tensor(image_bytes, "string")
         count, shape = tf.shape(image_bytes, "int64")[0], (*self.image_size, self.channels)
         rows = tf.data.Dataset.from_tensor_slices((tf.range(count), image_bytes))
-        # Only tf.data can catch errors in a graph: it drops damaged files.
+        # In a graph, only tf.data can catch errors; it drops damaged files.
         rows = rows.map(self._row, num_parallel_calls=PARALLEL, deterministic=True).ignore_errors()
-        # An extra row, since get_single_element needs a batch even if all files are damaged.
+        # get_single_element needs a batch even if all files are damaged, so add a row.
         last = (count[None], tf.zeros((1, *shape)), tf.fill([1], DAMAGED), tf.zeros((1, 2, 2)))
         rows = rows.concatenate(tf.data.Dataset.from_tensor_slices(last)).batch(count + 1)
         index, images, status, seen = rows.get_single_element()
@@ -72,5 +72,5 @@ class ImageReader:
 
 
 def _starts(data, magic):
-    # substr returns shorter strings as they are.
+    # substr returns a string that is too short unchanged.
     return tf.strings.substr(data, 0, len(magic)) == magic

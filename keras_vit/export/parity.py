@@ -1,4 +1,4 @@
-"""Compares an export, run in its own runtime, with its model."""
+"""Compares the outputs of an export, in the format's runtime, with its model."""
 
 import keras
 import numpy as np
@@ -43,9 +43,9 @@ def probes(model: keras.Model) -> list[np.ndarray]:
     low, high = (range_of(model) or (-1, 1)) if "float" in dtype else (0, 255)
     rng = np.random.default_rng(0)
     batches = []
-    # Models are traced on the first batch; tracing would make a batch size of 1 constant.
+    # Tracing makes a batch size of 1 constant, so the first batch, which models are traced on, has 2 images.
     for count, extra in ((2, 0), (1, 16), (3, 32)):
-        # At least two patches of 16 pixels per side; height and width differ to detect a swap.
+        # Each side has at least two patches of 16 pixels. Height and width differ to detect a swap.
         free = (48 + extra, 80 + extra)
         shape = [free[axis % 2] if side is None else side for axis, side in enumerate(spec.shape[1:])]
         batches.append(rng.uniform(low, high, (count, *shape)).astype(dtype))
@@ -53,14 +53,14 @@ def probes(model: keras.Model) -> list[np.ndarray]:
 
 
 def on_cpu(model: keras.Model) -> bool:
-    """Whether the model computes on the CPU; GPUs and TPUs may multiply float32 with fewer bits."""
+    """Returns True if the model computes on the CPU; GPUs and TPUs may multiply float32 with fewer bits."""
     if keras.backend.backend() == "torch":
         return all(variable.value.device.type == "cpu" for variable in model.variables)
     return all(device.startswith("cpu") for device in keras.distribution.list_devices())
 
 
 def output_names(model: keras.Model) -> list[str]:
-    """Returns the names of the outputs: "outputs" for one, else those of the model."""
+    """Returns the names of the outputs: "outputs" for a single output, else the model's names."""
     if len(model.outputs) == 1:
         return ["outputs"]
     names = [name.replace("/", "_") for name in model.output_names]
@@ -69,7 +69,7 @@ def output_names(model: keras.Model) -> list[str]:
 
 def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
     """Returns the model's outputs in float32, as a flat list."""
-    # Compiling for each batch size would be slower; on torch, predict_on_batch disables gradients.
+    # On torch, predict_on_batch disables gradients. On other backends, it would compile for each batch size.
     torch = keras.backend.backend() == "torch"
     parts = []
     for batch in batches_of(images):
@@ -115,10 +115,10 @@ def check_finite(model, outputs=()):
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None takes the default."""
+    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None means the default."""
     tolerance = _default_tolerance(model) if tolerance is None else tolerance
     allowed = tolerance * max(1.0, max(float(np.abs(y).max(initial=0)) for y in outputs))
-    # `not <=` so that NaN fails too.
+    # `not <=` is also true for NaN.
     if not difference <= allowed:
         raise ParityError(
             f"Expected {export} to match the outputs of model {model.name!r} within {allowed:.1e}. Received: outputs "
@@ -128,7 +128,7 @@ def check(difference, model, outputs, tolerance, export):
 
 
 def _default_tolerance(model):
-    """1e-4 for float32 on a CPU, 5e-2 if any layer computes in bfloat16, else 1e-2."""
+    """Returns 1e-4 for float32 on a CPU, 5e-2 if any layer computes in bfloat16, else 1e-2."""
     # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
     dtypes = set(_compute_dtypes(model))
     if "bfloat16" in dtypes:

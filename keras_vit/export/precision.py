@@ -5,12 +5,12 @@ import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
 
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
-# int8 weights and activations, with ranges from the user's images.
+# Weights and activations in int8, with ranges from the user's images.
 STATIC = "int8_static"
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Returns a model with rounded weights, or for "int8" quantized dense kernels; for "float32" the model itself."""
+    """Returns a copy with rounded weights or int8 dense kernels; float32 and int8_static return the model itself."""
     if precision in ("float32", STATIC):
         return model
     copy = keras.models.clone_model(model)
@@ -27,7 +27,7 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
     copy.quantize(
         "int8",
         config=keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
-        # Avoids a Keras warning for each layer that it cannot quantize.
+        # Keras would warn about each layer that it cannot quantize.
         filters=lambda layer: isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)),
     )
     return copy
@@ -46,7 +46,7 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a precision; None if that changes values, or there are fewer than 64."""
+    """Casts a float32 constant to a precision; returns None if that changes values, or there are fewer than 64."""
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -55,7 +55,7 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 
 def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | None = None) -> dict:
-    """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints, (batch,).
+    """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints (batch,).
 
     Returns:
         A dict: `num_images`, `largest` and `mean` (absolute changes), `same_top1` (images whose top-1 class stayed),

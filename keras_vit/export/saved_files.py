@@ -8,12 +8,12 @@ import numpy as np
 
 from keras_vit.export import parity
 
-# TensorFlow Serving sends itself these requests on loading, so that no client waits for the first.
+# TensorFlow Serving runs these requests on loading, so that no client waits for the first request.
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
 def write_plain(model, folder, names):
-    """Writes a SavedModel with one signature, without the decoders and limits that converters cannot read."""
+    """Writes a SavedModel with one signature, without decoders and limits, which converters cannot read."""
     import tensorflow as tf
 
     def serve(images):
@@ -27,14 +27,14 @@ def write_plain(model, folder, names):
 def _save(model, folder, signatures, asset=None):
     import tensorflow as tf
 
-    # Only the weights are tracked: tracking the layers too would store each variable twice.
+    # Track only the weights: if the layers were tracked too, each variable would be stored twice.
     module = tf.Module()
     module.weights, module.asset = [variable.value for variable in model.variables], asset
     tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
 def write_saved_model(model, folder, settings):
-    """Writes a SavedModel for TensorFlow Serving on TensorFlow."""
+    """Writes a SavedModel for TensorFlow Serving; needs the TensorFlow backend."""
     import tensorflow as tf
 
     from keras_vit.export.signatures import Server
@@ -49,7 +49,7 @@ def write_saved_model(model, folder, settings):
         try:
             _save(model, folder, server.signatures(settings["attention"]), asset)
         except tf.errors.OpError as error:
-            # TensorFlow raises this for a full disk too, and names the temporary path.
+            # TensorFlow also raises OpError for a full disk, and its message contains the temporary path.
             reason = error.message.rpartition("; ")[2]
             raise OSError(f"Cannot write '{folder.parent.parent / folder.name}': {reason}") from error
     if settings["warm_up"]:
@@ -92,7 +92,7 @@ def describe(path):
     """Describes the signatures of a SavedModel, one per line and sorted, without loading it.
 
     Args:
-        path: Path of the folder that holds `saved_model.pb`. Reading it needs TensorFlow.
+        path: Path of the folder that contains `saved_model.pb`. Reading it needs TensorFlow.
 
     Raises:
         FileNotFoundError: If there is no such file.

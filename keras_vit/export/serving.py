@@ -1,4 +1,4 @@
-"""Export to SavedModels for TensorFlow Serving."""
+"""Exports SavedModels for TensorFlow Serving."""
 
 import dataclasses
 import importlib.util
@@ -21,7 +21,7 @@ from keras_vit.prediction.inputs import KEEP_SCALE, range_of
 from keras_vit.prediction.preprocessing import normalization_of
 from keras_vit.prediction.taps import AttentionTaps
 
-# Used by serving_bytes if the model takes any size.
+# The image size of serving_bytes if the model takes any size.
 DEFAULT_SIZE = 224
 
 
@@ -45,47 +45,47 @@ def saved_model(
 ) -> dict:
     """Exports a model to a SavedModel for TensorFlow Serving, compares the two, and returns a report.
 
-    It has three signatures, the same from every backend, with any batch size, and any image size if the model allows
-    it: `serving_default` takes `images`, float32 (batch, height, width, channels), exactly as the model takes them;
-    `serving_uint8` takes `images`, uint8 of that shape, in [0, 255], scaled by the model's `normalization` layer; and,
-    for models with 1 or 3 channels, `serving_bytes` takes `image_bytes`, strings (batch,), JPEG or PNG files that are
-    decoded, resized, cropped and scaled as that layer specifies.
+    The SavedModel has three signatures, the same from every backend. They take any batch size, and any image size if
+    the model allows it. `serving_default` takes `images`, float32 (batch, height, width, channels), scaled as the model
+    takes them. `serving_uint8` takes `images` of the same shape, uint8 in [0, 255], and scales them by the model's
+    `normalization` layer. `serving_bytes` takes `image_bytes`, strings (batch,), the contents of JPEG or PNG files; it
+    decodes, resizes, crops and scales them by the settings of that layer. It requires 1 or 3 channels.
 
-    All return `outputs` in float32; several outputs are named by the keys of a dict or by their layers. `serving_bytes`
-    adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "too_large" (above `max_pixels`, a
-    side above 16,384, a JPEG of more than `16 * max_pixels / (height * width)` scans, or a PNG of more than 8
-    compressed texts) or "damaged". Rows that are not "ok" have zeros, "" as labels and -1 as classes.
+    All signatures return `outputs` in float32; several outputs are named by the keys of a dict or by their layers.
+    `serving_bytes` adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "damaged" or
+    "too_large" (above `max_pixels`, a side above 16,384, a JPEG of more than `16 * max_pixels / (height * width)`
+    scans, or a PNG of more than 8 compressed texts). Rows that are not "ok" contain zeros, "" as labels and -1 as
+    classes.
 
-    Requests fail if their rank, shape or type is wrong, the batch is empty or too large, or a value is NaN, infinite or
-    overflows in the model. Loading the SavedModel needs neither Keras nor this package.
+    A request fails if its rank, shape or type is wrong, if the batch is empty or too large, or if a value is NaN,
+    infinite or overflows in the model. Loading the SavedModel needs neither Keras nor this package.
 
     Args:
         model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
             TensorFlow process.
-        path: The folder to write, named by the version number, as TensorFlow Serving requires: "models/vit/1".
+        path: The folder to write. TensorFlow Serving requires a version number as its name, such as "models/vit/1".
         postprocess: None, "classify" (softmax) or "multi_label" (sigmoid), to add `probabilities`, (batch, classes),
-            and the top `classes` (int32), `scores` and `labels`, each (batch, top). A model that ends in a softmax or
-            sigmoid keeps its own.
-        labels: Class names in order, or the path of a text file with one per line, copied to the folder `assets`. None
-            takes the model's `class_names`, else ImageNet's for 1000 classes, else numbers.
-        top: Int, the number of top classes, at most all.
+            and the top `classes` (int32), `scores` and `labels`, each (batch, top). If the model ends in a softmax or
+            sigmoid, no activation is added.
+        labels: Class names in order, or the path of a text file with one name per line. They are stored in the folder
+            `assets`. None takes the model's `class_names`, else ImageNet's for 1000 classes, else numbers.
+        top: Int, the number of top classes; more than all means all.
         overwrite: Bool, whether to replace an existing folder.
-        warm_up: Batch sizes of the requests that the server sends itself on loading, for each signature, so that no
-            client waits for the first; () for none. They need `pip install tensorflow-serving-api`.
-        image_size: Int or (height, width) in pixels that `serving_bytes` resizes to if the model takes any size;
-            default 224 x 224.
-        normalization: The layer to scale images with, if the model has no `normalization` layer or changes images
-            before it.
-        images: Images as the model takes them, compared in addition to random ones, or None.
+        warm_up: Batch sizes of the requests that the server runs on loading, for each signature, so that no client
+            waits for the first request; () means none. They need `pip install tensorflow-serving-api`.
+        image_size: Int or (height, width) in pixels, the size of `serving_bytes` if the model takes any size; default
+            224 x 224.
+        normalization: The layer that scales images, if the model has no `normalization` layer or changes images before
+            it.
+        images: Images as the model takes them, to compare in addition to random images, or None.
         custom_module: As in `export.onnx`.
-        max_batch_size: Int, the most images per request.
+        max_batch_size: Int, the largest number of images per request.
         max_pixels: Int, the largest height x width in `serving_bytes`, checked before decoding.
-        max_input_pixels: Int, the largest height x width in the other signatures if the model takes any size; also
-            limits `image_size`.
-        attention: Bool, whether to add `serving_attention`, which returns what `serving_bytes` does, and `attention`,
-            float32 (batch, rows, columns), as `inspection.attention_rollout` computes it, and `attention_corners`,
-            (batch, 2, 2): its upper left and lower right (y, x) on the image, in heights and widths. Only for models
-            that contain one ViT of this package, without token merging.
+        max_input_pixels: Int, the largest height x width of `images` and of `image_size` if the model takes any size.
+        attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes`;
+            `attention`, float32 (batch, rows, columns), as in `inspection.attention_rollout`; and `attention_corners`,
+            (batch, 2, 2), its upper left and lower right (y, x) on the image, relative to its height and width. The
+            model must contain one ViT of this package, without token merging.
 
     Returns:
         A dict, as in `export.onnx`.
@@ -95,7 +95,7 @@ def saved_model(
         ImportError: If a package is not installed.
         ValueError: If an argument is invalid, the model's input or (with `postprocess`) output is not supported, or a
             new process cannot import its layers.
-        ParityError: If weights are NaN or the outputs of the SavedModel differ from the model's; nothing is written.
+        ParityError: If weights are NaN or the outputs of the SavedModel differ from the model's. Nothing is written.
         RuntimeError: If the export process fails.
 
     Example:
@@ -177,7 +177,7 @@ def _input_of(model):
 
 
 def _check_attention(model, images):
-    """Raises unless attention rollout is defined for the model."""
+    """Raises if attention rollout is not defined for the model."""
     if images.shape[-1] not in (1, 3):
         raise ValueError(
             f"Expected a model of 1 or 3 channels with attention=True. Received: {images.shape[-1]} channels"

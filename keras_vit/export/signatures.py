@@ -1,4 +1,4 @@
-"""The signatures of an exported SavedModel."""
+"""Computes the signatures of an exported SavedModel."""
 
 import tensorflow as tf
 
@@ -8,7 +8,7 @@ from keras_vit.prediction.taps import AttentionTaps
 
 
 class Server:
-    """The signatures of a model; arguments as in `saved_model`, but `postprocess` has an activation, labels and top."""
+    """Signatures of a model; arguments as in `saved_model`, but `postprocess` has an activation, labels and top."""
 
     def __init__(
         self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
@@ -20,11 +20,11 @@ class Server:
         constants = self._normalization.preprocessing
         self._reader = ImageReader(tuple(image_size), self._shape[-1], constants, max_pixels)
         spec = tf.TensorSpec((None, *self._shape), "float32")
-        # Traced once for all signatures.
+        # Trace the model once for all signatures.
         self._outputs = tf.function(self._compute, input_signature=[spec], autograph=False)
 
     def signatures(self, attention=False):
-        """Returns {name: concrete function}, with `attention` also that of the attention rollout."""
+        """Returns {name: concrete function}; `attention` adds the signature with attention rollout."""
         specs = {
             "serving_default": (self._serve_images, tf.TensorSpec((None, *self._shape), "float32", "images")),
             "serving_uint8": (self._serve_uint8, tf.TensorSpec((None, *self._shape), "uint8", "images")),
@@ -52,7 +52,7 @@ class Server:
         images, status, seen = self._read(image_bytes)
         taps = AttentionTaps(self._model)
         outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
-        # The patches may leave a remainder at the right and the bottom.
+        # The patches may not cover the right and the bottom of the image.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
         return self._of_good({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
@@ -63,15 +63,15 @@ class Server:
     def _of_good(self, outputs, status):
         """Returns the outputs, empty in rows that are not "ok", and the status by name."""
         for name, output in outputs.items():
-            # Zeros, as JSON has no NaN; -1 stands for no class.
+            # JSON has no NaN, so use zeros, and -1 for no class.
             nothing = tf.fill(tf.shape(output), -1) if name == "classes" else tf.zeros_like(output)
             good = tf.reshape(status == OK, [-1] + [1] * (output.shape.rank - 1))
             outputs[name] = tf.where(good, output, nothing)
         return {**outputs, "status": tf.gather(tf.constant(STATUSES), status)}
 
     def _checked(self, images):
-        """Returns the images after checks of rank, shape and size."""
-        # Servers do not check requests against the signature, and some kernels crash on a wrong rank.
+        """Returns the images; fails if their rank, shape or size is wrong."""
+        # Servers do not compare requests with the signature, and some kernels crash on a wrong rank.
         images = self._of_batch_size(tf.ensure_shape(images, (None, *self._shape)))
         if None in self._shape[:2]:
             size = tf.cast(tf.shape(images)[1:3], "int64")
@@ -86,7 +86,7 @@ class Server:
         return _asserting((count > 0) & (count <= most), [message, count], rows)
 
     def _scaled(self, images):
-        """Scales images in [0, 255] to what the model takes."""
+        """Scales images in [0, 255] to the values that the model takes."""
         layer = self._normalization
         return images if layer.apply else layer.normalize(images)
 
@@ -114,7 +114,7 @@ class Server:
             (outputs,) = named.values()
             named["probabilities"] = activation[self._postprocess["activation"]](outputs)
             named["scores"], named["classes"] = tf.math.top_k(named["probabilities"], self._postprocess["top"])
-            # A constant, not a lookup table loaded from the asset: OpenVINO cannot read a SavedModel with one.
+            # OpenVINO cannot read a SavedModel with a lookup table, so use a constant instead of the asset.
             named["labels"] = tf.gather(tf.constant(self._postprocess["labels"]), named["classes"])
         return named
 

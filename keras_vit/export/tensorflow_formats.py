@@ -1,4 +1,4 @@
-"""LiteRT and OpenVINO files, converted from a plain SavedModel on TensorFlow."""
+"""Writes and runs LiteRT and OpenVINO files, converted from a plain SavedModel on TensorFlow."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from keras_vit.export.precision import STATIC, stored
 from keras_vit.export.saved_files import write_plain
 from keras_vit.layers.kernels import in_one_piece
 
-# Beyond it, a step of 8 bits is more than a third of the root mean square.
+# Limit of largest value / root mean square. Above it, a step of 8 bits is over a third of the root mean square.
 _OUTLIER = 100
 
 
@@ -20,7 +20,7 @@ def write_litert(model, path, settings):
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        # LiteRT has no loop over the slices of an unknown number of images.
+        # LiteRT cannot loop over slices of an unknown number of images.
         with in_one_piece():
             write_plain(model, folder, settings["names"])
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"])
@@ -35,18 +35,18 @@ def run_litert(path, batches, settings):
     from ai_edge_litert.interpreter import Interpreter
 
     for batch in batches:
-        # A new one per batch: an interpreter cannot be resized while its outputs are referenced.
+        # An interpreter cannot be resized while its outputs are referenced, so make one per batch.
         outputs = Interpreter(model_path=os.fspath(path)).get_signature_runner("serving_default")(images=batch)
         yield [np.array(outputs[name], "float32") for name in settings["names"]]
 
 
 def write_openvino(model, path, settings):
-    """Writes OpenVINO's .xml and .bin; weights that the precision represents exactly are stored in it."""
+    """Writes OpenVINO's .xml and .bin; stores weights in the precision if that is exact."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
         write_plain(model, folder, settings["names"])
-        # `openvino.convert_model` would report its use to Intel.
+        # `openvino.convert_model` reports its use to Intel, so avoid it.
         converted = openvino.Core().read_model(folder)
         if settings["precision"] not in ("float32", STATIC):
             _shrink(converted, settings["precision"])
@@ -62,9 +62,9 @@ def run_openvino(path, batches, settings):
 
 
 def calibrate_openvino(path, batches):
-    """Quantizes OpenVINO's files, and what flows between their operations by its range on the images, to int8.
+    """Quantizes OpenVINO's files to int8: weights, and activations by their range on the images.
 
-    Dense layers stay in float where a few values of the input are so large that 8 bits could not represent the others.
+    Dense layers whose input has outliers stay in float.
     """
     # NNCF reports its use to Intel unless this variable is set before the import.
     os.environ.setdefault("NNCF_CI", "1")
@@ -82,15 +82,15 @@ def calibrate_openvino(path, batches):
         subset_size=len(images),
         ignored_scope=nncf.IgnoredScope(names=_with_outliers(read(), images)),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
-            # Kernels of 7 bits: with 8, sums saturate on processors without VNNI, whose answers would differ.
+            # Use kernels of 7 bits: with 8 bits, sums saturate on processors without VNNI.
             overflow_fix=nncf.OverflowFix.ENABLE,
-            # The mean of each image's range, NNCF's choice, clips the larger values of half of the images.
+            # NNCF's default, the mean of the images' ranges, clips the largest values of half of the images.
             activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
-            # NNCF would scale each channel to its range on these images, and clip the larger values of other images.
+            # NNCF scales each channel to its range on these images by default, which clips values of other images.
             smooth_quant_alphas=AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),
     )
-    # The model that was read keeps its file of weights open.
+    # The model keeps its file of weights open, so write to another folder.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         openvino.save_model(quantized, os.path.join(folder, path.name), compress_to_fp16=False)
         del quantized
@@ -99,9 +99,9 @@ def calibrate_openvino(path, batches):
 
 
 def _with_outliers(model, images):
-    """Returns the names of the products with a kernel whose input goes beyond `_OUTLIER` times its root mean square.
+    """Returns the names of the dense products whose largest input is above `_OUTLIER` times the root mean square.
 
-    The MLPs of some blocks of trained ViTs do (arXiv 2402.17762).
+    Trained ViTs have such inputs in the MLPs of some blocks (arXiv 2402.17762).
     """
     import openvino
     from openvino import opset13
@@ -126,14 +126,14 @@ def _with_outliers(model, images):
 
 
 def _compiled(model):
-    """Compiles a model, or the file of one, for the CPU in float32."""
+    """Compiles a model or a model file for the CPU in float32."""
     import openvino
 
     return openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
 def _shrink(converted, precision):
-    """Stores constants in a precision only if that is exact; OpenVINO's own compression also rounds epsilons."""
+    """Stores constants in a precision if that is exact; OpenVINO's compression would also round epsilons."""
     import openvino
     from openvino import opset13
 

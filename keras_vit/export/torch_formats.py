@@ -1,4 +1,4 @@
-"""ONNX and torch.export files, written on PyTorch, and PyTorch modules."""
+"""Writes and runs ONNX and torch.export files on PyTorch, and returns PyTorch modules."""
 
 import os
 
@@ -12,11 +12,11 @@ from keras_vit.export.precision import stored
 def torch_module(model: keras.Model):
     """Returns a model on PyTorch as a `torch.nn.Module` for inference, without Keras.
 
-    It is the program that `torch_export` writes. Run eagerly it lacks Keras' overhead, which takes about 15 % of the
-    time of a Ti/16 on one image; `torch.compile` takes it too. Its weights are the model's own tensors, as buffers: a
-    change of the model's weights changes the module. It takes images on the model's device, (batch, height, width,
-    channels), with any batch size, and any image size if the model allows it, and returns the model's output, or a
-    tuple of them. `train()` changes nothing. To save it, use `torch_export`.
+    The module is the program that `torch_export` writes. It avoids Keras' overhead, about 15 % of the time of a Ti/16
+    on one image, and can be compiled with `torch.compile`. Its buffers are the tensors of the model's weights, so a
+    change of the model changes the module. It takes images on the model's device, (batch, height, width, channels),
+    with any batch size, and any image size if the model allows it. It returns the model's output, or a tuple of several
+    outputs. `train()` has no effect. To save the module, use `torch_export`.
 
     Args:
         model: A `keras.Model` with one input, built on PyTorch.
@@ -38,7 +38,7 @@ def torch_module(model: keras.Model):
     import torch
 
     class Inference(torch.nn.Module):
-        """A program, which has no other mode than inference."""
+        """A program that only runs in inference mode."""
 
         def __init__(self, program):
             super().__init__()
@@ -50,7 +50,7 @@ def torch_module(model: keras.Model):
             return outputs[0] if len(outputs) == 1 else outputs
 
         def train(self, mode=True):
-            # The program's own method raises an error.
+            # The program's `train` raises an error.
             self.training = mode
             return self
 
@@ -58,7 +58,7 @@ def torch_module(model: keras.Model):
 
 
 def write_torch_export(model, path, settings):
-    """Writes an exported program; weights that float16 or bfloat16 represents exactly are stored in it."""
+    """Writes an exported program; stores weights in float16 or bfloat16 if that is exact."""
     import torch
 
     precision = settings["precision"]
@@ -76,7 +76,7 @@ def run_torch_export(path, batches, settings):
 
 
 def write_onnx(model, path, settings):
-    """Writes an ONNX file; weights that float16 or bfloat16 represents exactly are stored in it."""
+    """Writes an ONNX file; stores weights in float16 or bfloat16 if that is exact."""
     import torch
 
     program = torch.onnx.export(
@@ -96,7 +96,7 @@ def run_onnx(path, batches, settings):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # Only errors: it warns about each folded constant.
+    # Log only errors: onnxruntime warns about each folded constant.
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     for batch in batches:
@@ -104,11 +104,11 @@ def run_onnx(path, batches, settings):
 
 
 def _traced(model, precision):
-    """Traces a model to a `torch.export.ExportedProgram` from images, with dynamic sizes, to a tuple of outputs."""
+    """Returns a `torch.export.ExportedProgram` from images, with dynamic sizes, to a tuple of outputs."""
     import torch
 
     class Program(torch.nn.Module):
-        """The model with its weights as buffers, stored in `precision` if that is exact."""
+        """A model with its weights as buffers, stored in `precision` if that is exact."""
 
         def __init__(self):
             super().__init__()
@@ -134,11 +134,11 @@ def _traced(model, precision):
     free = [axis for axis, side in enumerate(model.inputs[0].shape) if side is None]
     shapes = (dict.fromkeys(free, torch.export.Dim.DYNAMIC),)
     with torch.no_grad():
-        # Without the conversions of tensors to what they are, which Keras makes before each operation.
+        # The decompositions remove the conversions without effect that Keras makes before each operation.
         program = torch.export.export(Program().eval(), (example,), dynamic_shapes=shapes).run_decompositions({})
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        # Only the user's images need a check of the type.
+        # Only the type of the user's images must be checked.
         if "assert_tensor_metadata" in str(node.target) and node.args[0].name != "images":
             graph.erase_node(node)
     program.graph_module.recompile()
@@ -146,7 +146,7 @@ def _traced(model, precision):
 
 
 def _shrink(model, precision):
-    """Stores the constants of an ONNX model in a precision if that is exact, with a cast back to float32."""
+    """Stores constants of an ONNX model in a precision if that is exact, and casts them back to float32."""
     import onnx_ir as ir
 
     dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]
