@@ -31,7 +31,7 @@ class EvaluationTransform:
 
     @property
     def resized(self):
-        """The (height, width) to resize to; "crop" and "pad" match only one of them."""
+        """The (height, width) to resize to; "crop" and "pad" match only one of these sides."""
         # The epsilon keeps 384 / (384 / 438) from rounding down to 437.
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
@@ -46,10 +46,10 @@ class EvaluationTransform:
         if mode == "squash":
             new = (0 * height + rows, 0 * width + columns)
         else:
-            # The height decides if, relative to the target, it is the shorter side (crop) or the longer one (pad).
+            # Scale by the height if, relative to the target, it is the shorter side (crop) or the longer side (pad).
             short, long = height * columns, width * rows
             by_height = short <= long if mode == "crop" else short >= long
-            # torchvision truncates the other side. timm uses torchvision for square crops, and rounds otherwise.
+            # torchvision truncates the second side. timm uses torchvision for square crops, and rounds otherwise.
             divide = operator.floordiv if mode == "crop" and square else _rounded
             new = (
                 xp.where(by_height, rows, xp.maximum(divide(height * columns, width), 1)),
@@ -58,7 +58,7 @@ class EvaluationTransform:
         new = xp.stack(new)
         margin = new - np.array(self.image_size, "int64")
         odd = margin // 2 % 2 if self.preprocessing.crop_rounding == "even" else 0
-        # Of an odd padding, the smaller half comes first.
+        # If the padding is odd, its smaller half comes first.
         return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
     def seen(self, size, xp=np):
@@ -102,11 +102,11 @@ class EvaluationTransform:
         of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
         whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
         if whole and interpolation in ("bilinear", "bicubic") and not antialias:
-            # As in the official code.
+            # The official code resizes like this.
             image = tf.image.resize(image, self.image_size, interpolation)
             return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
         new, start = self.plan(shape, tf)
-        # Computes only the crop: a whole image of 1 x 16384 pixels would be resized to 224 x 3.7 million.
+        # Compute only the crop: a whole image of 1 x 16384 pixels would be resized to 224 x 3.7 million.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
         if interpolation == "nearest":
             for axis in (0, 1):
@@ -153,7 +153,7 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """Returns the first source pixel of each of `size` new pixels, and the weights of it and the following ones."""
+        """Returns the first source pixel of each of `size` new pixels, and the weights of this and the next pixels."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
@@ -167,13 +167,13 @@ class EvaluationTransform:
 
 
 def _rounded(size, by):
-    """Divides and rounds to the nearest integer, halves to the even one, as Python's `round`."""
+    """Divides and rounds to the nearest integer; halves round to even, as in Python's `round`."""
     return (2 * size + by - 1 + size // by % 2) // (2 * by)
 
 
 def _weighted(image, first, weights, axis):
-    """Sums pixels along an axis with weights; `first` holds the first source pixel of each new one."""
-    # Moves the axis to the front, where each pixel's values are contiguous.
+    """Sums pixels along an axis with weights; `first` holds the first source pixel of each new pixel."""
+    # At the front of the array, the values of each pixel along the axis are contiguous.
     image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
     total = np.zeros((len(first), *image.shape[1:]), "float32")
     for i, shares in enumerate(weights.T):

@@ -1,4 +1,4 @@
-"""Figures without pyplot's global state, and arrays as images."""
+"""Draws figures without pyplot's global state, and shows arrays as images."""
 
 import math
 from pathlib import Path
@@ -48,6 +48,6 @@ def finish(figure, path):
 
 
 def displayable(images):
-    """Converts images of 0..255 to uint8 with the first 3 channels, or the first 1 if there are fewer."""
+    """Converts images of 0..255 to uint8 with the first 3 channels, or only the first if there are fewer than 3."""
     images = np.clip(np.round(images), 0, 255).astype("uint8")
     return images[..., :3] if images.shape[-1] >= 3 else images[..., :1]

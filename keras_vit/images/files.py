@@ -1,7 +1,7 @@
 """Reads image files, with checks that bound the work before an image is decoded.
 
-A few bytes can ask for seconds of work: a PNG of 62 KB decodes to a gigabyte, and each scan of a JPEG visits all its
-blocks again. Pixels, sides and scans are limited here, for Pillow and TensorFlow alike.
+A few bytes can cause seconds of work: a PNG of 62 KB decodes to a gigabyte, and each scan of a JPEG visits all its
+blocks again. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
 """
 
 import io
@@ -14,10 +14,10 @@ import numpy as np
 
 from keras_vit.files import absent
 
-# A JPEG may have more scans if it has fewer pixels: pixels x scans are at most MAX_SCANS x `max_pixels`. Encoders write
-# about 10.
+# A JPEG's pixels x scans are at most MAX_SCANS x `max_pixels`, so smaller JPEGs may have more scans. Encoders write
+# about 10 scans.
 MAX_SCANS = 16
-# Compressed texts of a PNG: each may decompress to 8 MB.
+# Compressed texts of a PNG, each of which may decompress to 8 MB.
 MAX_TEXTS = 8
 # Bytes of a PNG that are decompressed in one call.
 PIECE = 1 << 16
@@ -26,7 +26,7 @@ MAX_SIDE = 65_535
 # Segments of a JPEG that TensorFlow visits to count scans.
 MAX_SEGMENTS = 2_000
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-# EPS runs Ghostscript; BLP may hold a JPEG whose scans are not counted; Pillow cannot read the others.
+# EPS runs Ghostscript. BLP may hold a JPEG whose scans are not counted. Pillow only identifies BUFR, GRIB and HDF5.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
@@ -35,19 +35,19 @@ _GREY = (0.299, 0.587, 0.114)
 EXIF_BYTES = 1 << 16
 _ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
 ORIENTATION = 0x0112
-# Orientations whose rows, or columns, are reversed (after transposing those from 5).
+# Orientations that reverse the rows, and that reverse the columns. Orientations from 5 are transposed first.
 _FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 _START, _SCAN, _END = 0xD8, 0xDA, 0xD9
-# Neither restarts (D0 to D7) nor escaped bytes, which are part of a scan's data.
+# Restart markers (D0 to D7) and escaped bytes are part of a scan's data, so they do not match.
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 
 
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
     """Reads a whole image with Pillow, as uint8 (height, width, channels).
 
-    It is turned upright as its EXIF orientation says, and transparent pixels are composited on white unless `channels`
-    is 4. Gray images of 16 bits whose values are all below 4,096 have 12 bits. `decode_jpeg` and `decode_png` do the
-    same, but Pillow reads only the upper 8 of the 16 bits of a color image.
+    The EXIF orientation turns it upright, and transparent pixels are composited on white unless `channels` is 4. Gray
+    images of 16 bits whose values are all below 4,096 are read as 12 bits. `decode_jpeg` and `decode_png` do the same,
+    but Pillow reads only the upper 8 of the 16 bits of a color image.
 
     Args:
         file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.
@@ -112,7 +112,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
         raise
     # Pillow's errors differ by format and damage.
     except Exception as error:
-        # For bytes, Pillow's message has the address of a buffer.
+        # If the image is bytes, Pillow's message contains the address of a buffer.
         reason = re.sub(r" <_io.*?>", "", str(error))
         raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
 
@@ -126,7 +126,7 @@ def _check_parts(data):
 
 
 def _check_work(data, size, max_pixels):
-    """Raises if an image of (width, height) `size` is too large, or a JPEG of too many scans."""
+    """Raises if an image of (width, height) `size` is too large, or is a JPEG with too many scans."""
     pixels = size[0] * size[1]
     if pixels > max_pixels or max(size) > MAX_SIDE:
         raise ValueError(f"expected at most {max_pixels} pixels, {MAX_SIDE} a side, received {size[0]} x {size[1]}")
@@ -135,12 +135,12 @@ def _check_work(data, size, max_pixels):
 
 
 def num_scans(jpeg):
-    """Returns the number of scans of a JPEG, without those of pictures inside its segments or after its end."""
+    """Returns the number of scans of a JPEG; pictures inside its segments or after its end do not count."""
     return sum(marker == _SCAN for marker in _markers(jpeg))
 
 
 def _markers(jpeg):
-    """Yields the markers of a JPEG up to its end, without those of restarts."""
+    """Yields the markers of a JPEG up to its end, without restart markers."""
     position = 2
     while (found := _MARKER.search(jpeg, position)) and found[1][0] != _END:
         marker, position = found[1][0], found.end()
@@ -159,7 +159,7 @@ def _chunks(png):
 
 
 def _check_rows(data, image):
-    """Raises if a PNG has fewer rows than its header says, which Pillow leaves at zero."""
+    """Raises if a PNG has fewer rows than its header states; Pillow leaves missing rows at zero."""
     interlaced = data[28]
     if not interlaced and np.asarray(image.crop((0, image.height - 1, image.width, image.height))).any():
         return
@@ -173,7 +173,7 @@ def _check_rows(data, image):
         missing += height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
     unpacker = zlib.decompressobj()
     for name, start, end in _chunks(data):
-        # In pieces, as each call copies what is left of its piece.
+        # Decompress in pieces, since each call copies the unread rest of its piece.
         for position in range(start, end if name == b"IDAT" else start, PIECE):
             packed = data[position : min(position + PIECE, end)]
             while packed and missing > 0:
@@ -189,7 +189,7 @@ def jpeg_header(encoded, max_pixels, max_side=MAX_SIDE):
 
     size = tf.cast(tf.image.extract_jpeg_shape(encoded)[:2], "int64")
     most = MAX_SCANS * max_pixels // tf.maximum(tf.reduce_prod(size), 1)
-    # Thumbnails and what follows the image may hold the marker too: then the segments are visited, which takes longer.
+    # Thumbnails and data after the image may hold the marker too. If it is too frequent, visit each segment, slowly.
     few = _count(encoded, b"\xff\xda") <= most
     return size, _fits(size, max_pixels, max_side) & tf.cond(few, lambda: True, lambda: _scans(encoded, most) <= most)
 
@@ -198,7 +198,7 @@ def png_header(encoded, max_pixels, max_side=MAX_SIDE):
     """Returns a PNG's (height, width), a TensorFlow tensor, and whether its size and texts are within the limits."""
     import tensorflow as tf
 
-    # Unsigned sizes of 2**31 and more become negative and are rejected too.
+    # Unsigned sizes of 2**31 and more become negative, so they are rejected.
     sides = tf.io.decode_raw(tf.strings.substr(encoded, len(PNG), 8), "int32", little_endian=False)
     size = tf.cast(tf.ensure_shape(sides, (2,))[::-1], "int64")
     texts = _count(encoded, b"zTXt") + _count(encoded, b"iTXt")
@@ -218,16 +218,16 @@ def _count(encoded, part):
 
 
 def _scans(encoded, most):
-    """`num_scans` in TensorFlow; returns more than `most` for a JPEG of too many segments."""
+    """Does the same as `num_scans` in TensorFlow; returns more than `most` for too many segments."""
     import tensorflow as tf
 
-    # Ends in an end marker.
+    # An appended end marker ends the loop.
     data = tf.cast(tf.io.decode_raw(encoded + b"\xff\xd9\0\0", "uint8"), "int64")
     follows = data[1:-2]
     marks = tf.where((data[:-3] == 255) & (follows > 0) & (follows < 255) & ((follows < 0xD0) | (follows > 0xD7)))[:, 0]
 
     def marker(position):
-        # A segment may reach beyond the end.
+        # A segment may reach beyond the end of the data.
         return tf.gather(marks, tf.minimum(tf.searchsorted(marks, position[None])[0], tf.size(marks) - 1))
 
     def going_on(place, scans):
@@ -279,7 +279,7 @@ def decode_png(encoded, channels):
 
 
 def to_channels(image, channels):
-    """Converts RGB to grayscale if `channels` is 1, as Pillow does; libpng and libjpeg differ."""
+    """Converts RGB to grayscale if `channels` is 1, as Pillow does, unlike libpng and libjpeg."""
     import tensorflow as tf
 
     if channels != 1:
@@ -315,7 +315,7 @@ def _turn(data):
 
 
 def _turn_in_tensorflow(encoded, magic):
-    """`_turn` in TensorFlow."""
+    """Does the same as `_turn` in TensorFlow."""
     import tensorflow as tf
 
     parts = tf.raw_ops.StringSplitV2(input=encoded[None], sep=magic, maxsplit=1).values
@@ -339,14 +339,14 @@ def _turn_in_tensorflow(encoded, magic):
 
 
 def upright(image, turn):
-    """Turns an array, (height, width, channels), as its EXIF orientation says."""
+    """Turns an array, (height, width, channels), upright by its EXIF orientation."""
     image = image.transpose(1, 0, 2) if turn >= 5 else image
     image = image[:, ::-1] if turn in _MIRRORED else image
     return np.ascontiguousarray(image[::-1] if turn in _FLIPPED else image)
 
 
 def upright_in_tensorflow(image, encoded, magic):
-    """`upright` for the orientation in a file, after `magic`."""
+    """Does the same as `upright`, for the orientation in a file after `magic`."""
     import tensorflow as tf
 
     turn = _turn_in_tensorflow(encoded, magic)

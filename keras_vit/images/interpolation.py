@@ -23,17 +23,17 @@ def _range(size, xp):
 
 
 def _number(size, xp):
-    """Returns a size as a float; derived from a range, since torch.export would bake in a cast size."""
+    """Returns a size as a float, computed from a range, since torch.export would make a cast size a constant."""
     return size if xp is np else _range(size, xp)[-1] + 1
 
 
 def _constant(array, xp):
-    """Converts a NumPy array to `xp`; torch.export cannot trace a product of tensor and array."""
+    """Converts a NumPy array to `xp`, since torch.export cannot trace a product of a tensor and an array."""
     return array.astype("float64") if xp is np else xp.convert_to_tensor(array.astype("float32"))
 
 
 def triangle(x, xp):
-    """The kernel of bilinear interpolation."""
+    """Returns the kernel of bilinear interpolation at `x`."""
     return xp.maximum(0, 1 - xp.abs(x))
 
 
@@ -55,7 +55,7 @@ def _border_repeated(kernel, reach, offset=0.0):
     def matrix(old, new, xp):
         padded = np.arange(-reach, old + reach)
         weights = kernel(_centres(old, new, xp, offset)[:, None] - _constant(padded, xp)[None, :], xp)
-        # The pixel that each padded one repeats.
+        # The border pixel that each padded pixel repeats.
         repeats = np.clip(padded, 0, old - 1)[:, None] == np.arange(old)[None, :]
         return xp.matmul(weights, _constant(repeats, xp))
 
@@ -74,11 +74,11 @@ def _antialiased(kernel):
 
 
 def _geometric(old, new, xp):
-    """Interpolates linearly between old offsets, of an odd number, that are spread in a geometric progression."""
+    """Interpolates linearly between geometrically spaced offsets, as in BEiT; `old` is odd."""
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # Its ratio, by 19 bisections: then the largest old offset is at the largest new one.
+    # Find the ratio of the progression that makes the outermost offsets coincide, in 19 bisections.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2
@@ -88,17 +88,17 @@ def _geometric(old, new, xp):
     places = xp.concatenate([-xp.flip(ahead), xp.zeros_like(ahead[:1]), ahead])
     offsets = xp.clip(_range(new, xp) - middle, places[0], places[-1])[:, None]
     gaps = places[1:] - places[:-1]
-    # The share of the right one of the two old offsets around each new one.
+    # The weight of the right neighbour of each new offset.
     shares = xp.clip((offsets - places[:-1]) / gaps, 0, 1)
     ones = xp.ones_like(shares[:, :1])
     return xp.concatenate([ones, shares], axis=1) - xp.concatenate([shares, xp.zeros_like(ones)], axis=1)
 
 
-# "linear": end points aligned, as in the official code and big_vision (scipy.ndimage.zoom, order 1). "bicubic":
-# a = -0.75 at pixel centres, as in DeiT and Hugging Face. "bicubic_antialias": a = -0.5 with a kernel that widens for
-# downscaling, as in timm. "bicubic_offset": "bicubic" by the ratio of sizes to which DINO's code adds 0.1. "bilinear":
-# only for patch-embedding kernels and, as in CoAtNet's paper, tables of relative positions. "geometric": such tables in
-# timm, from BEiT's code.
+# "linear" aligns end points, as in the official code and big_vision (scipy.ndimage.zoom, order 1). "bicubic" has
+# a = -0.75 at pixel centres, as in DeiT and Hugging Face. "bicubic_antialias" has a = -0.5 and a kernel that widens for
+# downscaling, as in timm. "bicubic_offset" adds 0.1 to the new size in the ratio, as in DINO. "bilinear" is only for
+# patch-embedding kernels and, as in CoAtNet's paper, tables of relative positions. "geometric" is for these tables in
+# timm and comes from BEiT's code.
 METHODS = {
     "linear": _ends_aligned,
     "bicubic": _border_repeated(cubic(-0.75), reach=3),

@@ -15,7 +15,7 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class Part(dict):
-    """Some rows of a table as {name: values}. Errors call rows by their lines in the whole, which has all classes."""
+    """Some rows of a table as {name: values}. `lines` are for errors, and `whole` has the labels of all classes."""
 
     def __init__(self, columns, lines, chosen):
         super().__init__({name: [values[row] for row in chosen] for name, values in columns.items()})
@@ -26,14 +26,14 @@ class Part(dict):
 def columns_of(frame):
     """Returns ({name: values}, lines, the folder of relative paths).
 
-    `lines` is what errors call a row: "row" or "line", and a number for each.
+    `lines` names rows in errors: "row" or "line", and the number of each row.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         columns = {name: list(frame[name]) for name in getattr(frame, "columns", frame)}
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
-        # Unless rows were added or removed.
+        # If rows were added or removed, the line numbers no longer fit.
         if isinstance(frame, Part) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
@@ -57,7 +57,7 @@ def csv_rows(path):
 
 
 def integer(value):
-    """Parses an integer, which may be written "3" or 3.0; None if invalid."""
+    """Parses an integer, which may be written "3" or 3.0; returns None if it is invalid."""
     try:
         return int(float(value)) if float(value) == int(float(value)) else None
     except (TypeError, ValueError, OverflowError):
@@ -65,12 +65,12 @@ def integer(value):
 
 
 def class_number(value):
-    """Parses a class number; None for names, such as "001"."""
+    """Parses a class number; returns None for names, such as "001"."""
     return None if isinstance(value, str) and re.match(r"\s*[+-]?0\d", value) else integer(value)
 
 
 def real(value):
-    """Parses a finite number; None if invalid."""
+    """Parses a finite number; returns None if it is invalid."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -79,11 +79,11 @@ def real(value):
 
 
 def empty(cell):
-    """Whether a cell is None, "" or a missing value of a DataFrame, NaN or NA."""
+    """Returns True if a cell is None, "" or a missing value of a DataFrame, NaN or NA."""
     try:
         return cell is None or bool(cell == "" or cell != cell)
     except TypeError:
-        # NA is neither equal nor different.
+        # Comparing NA gives NA, which has no bool.
         return True
 
 
@@ -109,7 +109,7 @@ def classes(cells, lines, class_names, num_classes, known=()):
 
 
 def several_classes(cells, lines, class_names, num_classes, separator, known=()):
-    """Like `classes`, for any number of classes per row: multi-hot labels."""
+    """Parses any number of classes per row to multi-hot labels; returns what `classes` returns."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
@@ -126,7 +126,7 @@ def _refuse_lists(cells, lines):
 
 
 def indicators(columns, label_columns, lines):
-    """Like `several_classes`, from one 0/1 column per class."""
+    """Parses one 0/1 column per class to multi-hot labels; returns what `classes` returns."""
     hint = "; labels='float' takes regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
@@ -134,7 +134,7 @@ def indicators(columns, label_columns, lines):
 
 
 def floats(columns, label_columns, lines):
-    """Like `classes`, for regression targets."""
+    """Parses regression targets; returns what `classes` returns."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)

@@ -1,4 +1,4 @@
-"""Images in TensorBoard logs during training."""
+"""Writes images to TensorBoard logs during training."""
 
 import os
 
@@ -40,7 +40,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # The last epoch is only known when training ends.
+        # The last epoch is also written, but it is only known when training ends.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)
