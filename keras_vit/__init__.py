@@ -15,7 +15,7 @@ except (ModuleNotFoundError, ValueError) as _error:
         _message = f"Keras is set to the backend {_backend}, which is not installed: {_install}, or {_message}"
     else:
         raise
-    # The command line imports this file before its own error handling runs.
+    # The command line imports this file before it can handle errors.
     if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
         _sys.exit(f"keras-vit: {_message}")
     raise ImportError(_message) from _error
@@ -104,5 +104,5 @@ __all__ = [
     "weights",
 ]
 __all__ += _builders.__all__
-# `dir(keras_vit)` and completion in editors list public names only. Each folder does the same.
+# `dir(keras_vit)` and completion in editors list only public names. Each folder does the same.
 __dir__ = __all__.copy

@@ -1,4 +1,4 @@
-"""Activations by name: the names of Keras, plus "gelu_tanh" and "quick_gelu"."""
+"""Finds activations by the names of Keras, "gelu_tanh" and "quick_gelu"."""
 
 import keras
 from keras import ops
@@ -6,13 +6,13 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 def gelu_tanh(x):
-    """GELU with the tanh approximation, as in the official Flax code (Keras' "gelu" is exact)."""
+    """Computes GELU with the tanh approximation, as in the official Flax code (Keras' "gelu" is exact)."""
     return ops.gelu(x, approximate=True)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 def quick_gelu(x):
-    """The approximation `x * sigmoid(1.702 * x)` of GELU, as in OpenAI's CLIP."""
+    """Approximates GELU by `x * sigmoid(1.702 * x)`, as in OpenAI's CLIP."""
     return x * ops.sigmoid(1.702 * x)
 
 
@@ -28,7 +28,7 @@ def get(identifier):
 
 
 def name_of(activation):
-    """Returns the name if `get` finds the activation by it, else the activation itself."""
+    """Returns the name of an activation if `get` finds it by that name, else the activation itself."""
     name = getattr(activation, "__name__", None)
     try:
         # keras.ops.gelu is named "gelu" too, but is the tanh approximation.
@@ -38,6 +38,6 @@ def name_of(activation):
 
 
 def serialize(activation):
-    """Returns the name or config of an activation, which `get` turns back into it."""
+    """Returns the name or config of an activation, from which `get` restores it."""
     activation = name_of(activation)
     return activation if activation is None or isinstance(activation, str) else keras.activations.serialize(activation)

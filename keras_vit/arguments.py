@@ -1,4 +1,4 @@
-"""Argument checks with uniform error messages."""
+"""Checks arguments, with uniform error messages."""
 
 import dataclasses
 import difflib
@@ -14,14 +14,14 @@ LARGEST = 2**16
 
 
 def invalid(name, expected, value, known=()):
-    """Returns the ValueError for an invalid argument, with the one of the `known` names that may be meant."""
+    """Returns the ValueError for an invalid argument; suggests the most similar of the `known` names."""
     return ValueError(
         f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}{nearest(value, known)}"
     )
 
 
 def nearest(name, known, most=1):
-    """Returns ". Did you mean 'x'?" with up to `most` of the `known` names, to end an error with; "" without any."""
+    """Returns ". Did you mean 'x'?" for the end of an error, with up to `most` similar `known` names, or ""."""
     plain = {_plain(other): other for other in reversed([*known]) if isinstance(other, str)}
     found = difflib.get_close_matches(_plain(name), plain, most) if isinstance(name, str) else []
     return f". Did you mean {' or '.join(repr(plain[other]) for other in found)}?" if found else ""
@@ -65,7 +65,7 @@ def image_size(value):
 
 
 def is_number(value):
-    """Returns whether `value` is a finite number."""
+    """Returns True if `value` is a finite number."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -119,7 +119,7 @@ def optional(check, name, value):
 def seeds(seed, count):
     """Returns `count` seeds of independent random numbers for sublayers; each is None if `seed` is.
 
-    Consecutive seeds would not be independent: layers with consecutive seeds would share sublayer seeds, and PyTorch's
+    Consecutive seeds are not independent. Layers with consecutive seeds would share sublayer seeds, and PyTorch's
     random sequence for a seed is the sequence for the previous seed, shifted by one step.
     """
     if seed is None:
@@ -129,7 +129,7 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns (rows, columns) of whole patches; sides may be None or tensors. A ResNet before them has a `stride`."""
+    """Returns (rows, columns) of whole patches; sides may be None or tensors. `stride` is of a ResNet before them."""
     smallest = [(patch - 1) * stride + 1 for patch in patch_size]
     if any(isinstance(side, int) and side < least for side, least in zip(image_size, smallest, strict=True)):
         raise ValueError(
@@ -154,7 +154,7 @@ def class_names(names, num_classes):
     if names is None:
         return None
     listed = () if isinstance(names, str) else tuple(names)
-    # Two classes may share a name, as in ImageNet.
+    # Names need not differ: two classes of ImageNet share a name.
     named = all(isinstance(name, str) and name for name in listed)
     if not isinstance(names, str) and named and num_classes in (None, 0, len(listed)):
         return listed
@@ -166,7 +166,7 @@ def class_names(names, num_classes):
 
 
 def record(kind, values):
-    """Returns the dataclass `kind` of a dict of its fields; raises if one is unknown, missing or invalid."""
+    """Returns a dataclass of type `kind` from a dict of its fields; raises if one is unknown, missing or invalid."""
     try:
         return kind(**values)
     except TypeError as error:

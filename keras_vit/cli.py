@@ -11,7 +11,7 @@ from keras_vit.cli_options import LENGTHS, MODEL, SETTINGS, SOURCE, TABLE, Parse
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
-# The packages that bring a missing module.
+# The packages to install for a missing module.
 PACKAGES = {
     "tensorflow": "tensorflow",
     "tensorflow_datasets": "tensorflow-datasets importlib_resources",
@@ -53,7 +53,7 @@ def _predict(args):
     if columns and (args.csv is None or args.top not in (1, None)):
         raise ValueError("Expected --id-column and --label-column with --csv and one class per image, without --top")
     top = 1 if args.csv and args.top is None else args.top
-    # Fails on a missing folder before predicting, not after.
+    # If the folder is missing, fail before predicting.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
         with _off_stdout():
@@ -66,12 +66,12 @@ def _predict(args):
         print(f"Wrote {args.csv}: {len(names)} images")
     else:
         text = prediction_files.as_json(names, predictions) if args.json else table(names, predictions)
-        # A file's name need not be UTF-8.
+        # File names may not be UTF-8.
         print(text.encode(errors="backslashreplace").decode())
 
 
 def _off_stdout():
-    """Shows progress on stderr, as stdout is for the result."""
+    """Prints progress to stderr, since stdout is for the result."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -178,13 +178,13 @@ def _recipes(args):
 
 
 def _train(args):
-    # The plot at the end needs matplotlib, so a missing matplotlib is an error before the training.
+    # The plot at the end needs matplotlib. If it is missing, fail before the training.
     import matplotlib  # noqa: F401
 
     from keras_vit import data, distribution, inspection, training
 
     if args.coordinator is None and args.process_id is None:
-        # The processes that torchrun starts get the same arguments.
+        # Processes started by torchrun get the same arguments, and must not start more.
         if args.processes and "TORCHELASTIC_RUN_ID" not in os.environ:
             return distribution.launch(args.command, args.processes)
         distribution.initialize()
@@ -374,7 +374,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         goes_on = "; run the same command to continue" if args.run is _train else ""
         print(f"keras-vit: stopped{goes_on}.", file=sys.stderr)
-        # The shell's status for a process ended by Ctrl-C.
+        # Shells use this status for a process that Ctrl-C ended.
         return 130
     return 0
 

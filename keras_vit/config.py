@@ -1,4 +1,4 @@
-"""The base of all model configs: fields, checks, copies, JSON conversion and the preprocessing."""
+"""The base class of all model configs, and the preprocessing."""
 
 import dataclasses
 import re
@@ -9,25 +9,25 @@ import keras
 
 from keras_vit import activations, arguments
 
-# Sets the position table of a model of any size, unless its weights have another.
+# The image size of the position table in a model of any size, unless its weights have a table of another size.
 DEFAULT_IMAGE_SIZE = 224
-# More classes than any model has.
+# The largest number of classes, which is more than any model has.
 MOST_CLASSES = 2**20
 
-# One class per image, any number of classes, or numbers instead of classes.
+# The targets of an image are one class, any number of classes, or numbers.
 TASKS = ("single_label", "multi_label", "regression")
-# Limits far above any model: blocks (or units of a stage) and stages. A file beyond them is damaged.
+# The largest numbers of blocks (or units of a stage) and of stages. A file with more is damaged.
 MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
-# Beyond these, float32 could not scale images.
+# Outside of these limits, float32 could not scale images.
 _SMALLEST, _LARGEST = 1e-6, 1e6
-# The only value these filters allow.
+# {filter: the only `antialias` that it allows}.
 _ANTIALIAS = {"nearest": False, "area": True}
 # Padding of convolutions with strides: "same" is TensorFlow's, "symmetric" adds equal zeros on all sides, as in
 # PyTorch.
 PADDINGS = ("same", "symmetric")
 
-# (field, dependent field that `replace` derives again unless it is passed too).
+# (field, dependent field). If the first is replaced, `replace` derives the second again, unless it is passed too.
 _FOLLOWS = (
     ("hidden_dim", "head_dim"),
     ("num_heads", "head_dim"),
@@ -38,7 +38,7 @@ _FOLLOWS = (
 
 
 def checked(check, *args, optional=False, **options):
-    """Returns a dataclass field that is validated by `check(name, value, *args)`, or may be None if `optional`."""
+    """Returns a dataclass field that `check(name, value, *args)` validates; with `optional`, it may be None."""
 
     def check_field(name, value):
         return None if optional and value is None else check(name, value, *args)
@@ -47,7 +47,7 @@ def checked(check, *args, optional=False, **options):
 
 
 def activation_of(name, value):
-    """Returns an activation's name, or a user's own function unchanged."""
+    """Returns an activation's name, or a user's function unchanged."""
     try:
         return activations.name_of(activations.get(value))
     except (ValueError, TypeError):
@@ -69,20 +69,20 @@ class Preprocessing:
     """The resizing, cropping and scaling that a model expects of its images.
 
     Args:
-        value_range: (low, high), to which pixels of 0 and 255 are scaled before the mean is subtracted.
+        value_range: (low, high). Pixels of 0 and 255 are scaled to these before the mean is subtracted.
         mean: Float, or one per channel, in the units of `value_range`.
-        std: Float, or one per channel, likewise. The default maps images of 0..255 to [-1, 1], as the official
+        std: Float, or one per channel, in these units. The default maps images of 0..255 to [-1, 1], as the official
             checkpoints expect.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
         antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
-            the official code. None: False for "bilinear" and "nearest", else True.
+            the official code. None means False for "bilinear" and "nearest", else True.
         crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. Images are first resized to
             `floor(size / crop_fraction)`.
         resize_mode: "squash" resizes to that size regardless of the aspect ratio; "crop" keeps the aspect ratio and
             matches the shorter side; "pad" matches the longer side and pads with the mean. The centre is then cropped.
-            None: "squash" if `crop_fraction` is 1, else "crop".
-        crop_rounding: "even" or "down", for a crop whose corner falls on half a pixel: torchvision and timm round it to
-            the even pixel, transformers rounds it down.
+            None means "squash" if `crop_fraction` is 1, else "crop".
+        crop_rounding: The rounding of a crop's corner that falls on half a pixel: "even", to the even pixel, as in
+            torchvision and timm, or "down", as in transformers.
 
     Raises:
         ValueError: If a value is out of range.
@@ -136,7 +136,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """Returns a copy with changed values; `antialias` and `resize_mode` follow them if at their default."""
+        """Returns a copy with changed values; `antialias` and `resize_mode` follow if they have their default."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -190,9 +190,9 @@ def _numbers(name, value):
 class ModelConfig:
     """The fields, checks, copies and JSON conversion shared by the configs of all families."""
 
-    # The model family's name in JSON.
+    # The name of the model family in JSON.
     family: ClassVar[str] = ""
-    # The fields that decide the shapes of the weights, for messages.
+    # Fields that decide the shapes of the weights, for messages.
     sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
     # The field that sets the size of the tables of positions in a model of any image size.
     table_field: ClassVar[str | None] = None
@@ -214,7 +214,7 @@ class ModelConfig:
                 self._set(field.name, field.metadata["check"](field.name, getattr(self, field.name)))
         self._set("image_size", arguments.image_size(self.image_size))
         self._set("preprocessing", preprocessing_record(self.preprocessing))
-        # Any number of names: a head may be added later.
+        # The number of names is free, since a head may be added later.
         self._set("class_names", arguments.class_names(self.class_names, None))
         self.preprocessing.check_channels(self.in_channels)
 
@@ -245,12 +245,12 @@ class ModelConfig:
 
     @classmethod
     def usual_image_size(cls, fields):
-        """Returns the side of the images of a model with these fields, in pixels, where nothing else determines it."""
+        """Returns the side in pixels of the images of a model with these fields, if nothing else determines it."""
         return DEFAULT_IMAGE_SIZE
 
     @staticmethod
     def usual_preprocessing(image_size):
-        """Returns the preprocessing of a model for images of this size, where nothing else determines it."""
+        """Returns the preprocessing of a model for images of this size, if nothing else determines it."""
         return Preprocessing()
 
     @classmethod
@@ -261,12 +261,12 @@ class ModelConfig:
 
     @classmethod
     def _parts(cls, fields):
-        """Yields the sizes in a dict of fields for messages, apart from the classes."""
+        """Yields the sizes in a dict of fields for messages, except the number of classes."""
         return iter(())
 
     @staticmethod
     def training_options_of(variant):
-        """Returns the dropout rates that a variant is trained with, where they are not zero."""
+        """Returns the nonzero dropout rates that a variant is trained with."""
         return {}
 
     def _set(self, name, value):
@@ -289,7 +289,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values):
-        """Returns the config from a dict by `to_dict`; raises ValueError for unknown, missing or invalid fields."""
+        """Returns the config from a dict of `to_dict`; raises ValueError for unknown, missing or invalid fields."""
         if not isinstance(values, Mapping):
             raise ValueError(f"Expected a dict of the fields of {cls.__name__}. Received: {values!r}")
         values = _without_old_names(values)
@@ -337,8 +337,8 @@ def config_of(model: keras.Model) -> ModelConfig:
         model: A functional or Sequential `keras.Model`.
 
     Returns:
-        A config, such as a `ViTConfig`. A new head does not change it; if the model contains several models, it is that
-        of the first.
+        A config, such as a `ViTConfig`. A new head does not change it. If the model contains several models, the config
+        is from the first one.
 
     Raises:
         ValueError: If no layer stores a config.

@@ -1,4 +1,4 @@
-"""Progress bars for work that takes longer than a few seconds."""
+"""Progress bars for long work, and text tables."""
 
 import contextlib
 import sys
@@ -8,40 +8,40 @@ import keras
 
 from keras_vit import arguments
 
-# Seconds of work before anything is shown.
+# The seconds of work before a bar appears.
 DELAY = 5.0
 MEGABYTE = 1_000_000
 
 
 class Progress:
-    """Keras' progress bar with a rate, which appears once the work has taken five seconds.
+    """Keras' progress bar with a rate. It appears once the work has taken five seconds.
 
     Args:
-        target: The number of steps, None if unknown.
+        target: The number of steps, or None if it is unknown.
         unit: The name of a step, such as "batch".
         counted: The name of the items that the rate counts, such as "images".
         title: A line to print above the bar.
-        verbose: 0 or 1; 0 shows nothing, and neither does `keras.config.disable_interactive_logging()`.
+        verbose: 0 or 1. 0 hides the bar, as `keras.config.disable_interactive_logging()` does.
     """
 
     def __init__(self, target, unit, counted, *, title=None, verbose=1):
         self.verbose, self.title = arguments.one_of("verbose", verbose, (0, 1)), title
         self.rate = f"{counted}/s"
-        # Outside a terminal or notebook each update is a new line.
+        # Outside of a terminal or notebook, each update is a new line, so updates are rare.
         moving = getattr(sys.stdout, "isatty", bool)() or "ipykernel" in sys.modules
         options = {"unit_name": unit, "stateful_metrics": [self.rate], "interval": 0.1 if moving else 10}
         self.bar = keras.utils.Progbar(target, **options)
         self.start, self.shown, self.done, self.count = time.monotonic(), False, 0, 0
 
     def over(self, items, steps=lambda item: 1, count=None):
-        """Yields the items, each of which is `steps(item)` of the target and `count(item)` of the rate."""
+        """Yields the items. Each one adds `steps(item)` to the finished steps and `count(item)` to the rate's count."""
         with self:
             for item in items:
                 yield item
                 self.update(self.done + steps(item), self.count + (count or steps)(item))
 
     def update(self, done, count=None):
-        """Sets the steps that are done, and what the rate counts."""
+        """Sets the number of finished steps, and of items for the rate."""
         self.done, self.count = done, done if count is None else count
         if self.verbose and (self.shown or time.monotonic() - self.start >= DELAY):
             if self.title and not self.shown and keras.config.is_interactive_logging_enabled():
@@ -57,14 +57,14 @@ class Progress:
         return self
 
     def __exit__(self, *_):
-        # Ends the line.
+        # An unfinished bar has not ended its line.
         if self.shown and (self.bar.target is None or self.done < self.bar.target):
             self._draw(finalize=True)
 
 
 @contextlib.contextmanager
 def silenced(silent=True):
-    """Shows no bars and titles while it lasts, if `silent`."""
+    """Hides bars and titles in its block if `silent`."""
     before = keras.config.is_interactive_logging_enabled()
     if silent:
         keras.config.disable_interactive_logging()

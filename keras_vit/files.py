@@ -22,13 +22,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path):
     """Yields a temporary path, which replaces `path` if the block ends without an error.
 
-    A link stays a link: its target is replaced. A device or pipe stays as well, and receives the contents.
+    If `path` is a link, its target is replaced. A device or pipe is not replaced, but receives the contents.
     """
     path, target = Path(path), Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}.")
     special = target.exists() and not (target.is_file() or target.is_dir())
-    # The folder of a device need not be writable.
+    # The folder of a device may not be writable.
     with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
         # Keras chooses the format by the suffix, so the draft has the name that the caller passed.
         draft = Path(folder, path.name)
@@ -41,7 +41,7 @@ def replacing(path):
 
 def _write_into(device, draft):
     try:
-        # Opening a pipe that no process reads would wait without an end.
+        # If no process reads the pipe, opening it without O_NONBLOCK would never return.
         descriptor = os.open(device, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno != errno.ENXIO:
@@ -53,20 +53,20 @@ def _write_into(device, draft):
 
 
 def absent(path):
-    """Describes a path where there is nothing, for an error, with the folder that a relative one starts from."""
+    """Describes a path that does not exist for an error; a relative path with the current folder."""
     start = "" if os.path.isabs(path) else f" in the current folder {os.getcwd()!r}"
     return f"{os.fsdecode(path)!r}, which does not exist{start}"
 
 
 @contextlib.contextmanager
 def draft_folder(path):
-    """Yields a new hidden folder next to `path` in which to write it, and removes the folder afterwards."""
+    """Yields a new hidden folder next to `path` for writing its contents, and removes the folder afterwards."""
     path = Path(path)
     remove_abandoned(path.parent, glob.escape(path.name))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
         lock = _lock(folder, wait=True)
-        # Another process may have removed it as abandoned before it was locked.
+        # Before the lock, another process may have removed the folder as abandoned.
         if folder.is_dir():
             break
         _unlock(lock)
@@ -83,7 +83,7 @@ def draft_folder(path):
 
 
 def put_folder(draft, path):
-    """Moves a folder out of a draft folder to `path`, whose old contents move into the draft folder."""
+    """Moves a folder from a draft folder to `path`; the old contents of `path` move into the draft folder."""
     replaced = _replaced(draft.parent, path)
     if path.exists():
         os.rename(path, replaced)
@@ -96,16 +96,16 @@ def put_folder(draft, path):
 
 
 def _replaced(folder, path):
-    """Returns where a draft folder keeps the old contents of `path` during the swap."""
+    """Returns the place in a draft folder for the old contents of `path` during the swap."""
     return folder / f"{path.name}.replaced"
 
 
 def remove_abandoned(folder, pattern):
-    """Removes draft folders of ended processes for names that match a glob pattern, where files can be locked."""
+    """Removes draft folders of ended processes for names that match a glob pattern, if files can be locked."""
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # If killed between the two renames, the draft holds the only copies of the old and new contents.
+        # If its process was killed between the two renames, the draft holds the only old and new contents.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if lock is not None and not halfway:
             shutil.rmtree(draft, ignore_errors=True)
@@ -135,7 +135,7 @@ def only_process(path):
 
 
 def _lock(folder, wait):
-    """Locks a folder and returns the descriptor; None if another process holds it or locks are unsupported."""
+    """Locks a folder and returns the descriptor, or None if another process holds it or locks are unsupported."""
     if fcntl is None:
         return None
     try:
