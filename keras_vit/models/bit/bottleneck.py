@@ -9,7 +9,7 @@ from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 
 def conv_options(pre_activation, epsilons):
-    """Returns the options of the convolutions: those of hybrids, or of BiT with `pre_activation`."""
+    """Returns the options of the convolutions of hybrids, or of BiT if `pre_activation`."""
     padding = "symmetric" if pre_activation else "same"
     if epsilons == "timm":
         return {"padding": padding, "epsilon": 1e-8, "epsilon_added_to": "variance"}
@@ -19,7 +19,7 @@ def conv_options(pre_activation, epsilons):
 
 
 def norm_options(pre_activation, epsilons):
-    """Returns the options of the norms, as `conv_options` does."""
+    """Returns the options of the norms, given the arguments of `conv_options`."""
     return {"groups": 32, "epsilon": 1e-5 if pre_activation or epsilons == "timm" else 1e-6}
 
 
@@ -33,9 +33,9 @@ class Bottleneck(Layer):
         width: Int, a multiple of 32, the number of channels inside the unit.
         strides: Int, the reduction of height and width.
         pre_activation: Bool. False, as in hybrids: a norm after each convolution, also after the projection, and a ReLU
-            after the sum. True, as in BiT: a norm and a ReLU before each convolution; the projection shares the first.
-            The padding and epsilon of the convolutions differ too.
-        epsilons: "official", or "timm" for those of timm and transformers.
+            after the sum. True, as in BiT: a norm and a ReLU before each convolution; the projection shares the first
+            norm. The padding and epsilon of the convolutions differ too.
+        epsilons: "official", or "timm" for the epsilons of timm and transformers.
 
     Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), 4 * width).

@@ -7,12 +7,12 @@ from keras_vit.weights import timm_config, transformers_config
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
 
-# The keys of transformers' config.json that the arrays show.
+# The keys of transformers' config.json whose values follow from the arrays.
 _READ = ("embedding_size", "hidden_sizes", "depths")
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`; a BiT has no grid."""
+    """Returns the `Found` of a `CanonicalFile`; ignores `grid_size`, since a BiT has no grid."""
     found, source = begin(file, "root_conv/kernel"), file.source
     source.refuse_settings(file.path, {**file.config, **timm_config.model_args(file)}, file.model_name)
     root_width = file.size("root_conv/kernel", 4, 3)
@@ -37,6 +37,6 @@ def read_config(file, grid_size=None):
 
 
 def stages_of(layers):
-    """Returns the units per stage of the ResNet with layers of these names."""
+    """Returns the units per stage of a ResNet, given the names of its layers."""
     found = [int(match[1]) for match in (re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers) if match]
     return tuple(found.count(stage) for stage in sorted(set(found)))

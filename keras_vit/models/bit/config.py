@@ -7,9 +7,9 @@ from typing import ClassVar
 from keras_vit import arguments
 from keras_vit.config import ModelConfig, checked, stage_sizes
 
-# Whose epsilons a ResNet has in its standardized convolutions and norms.
+# The code bases whose epsilons a ResNet may use in its standardized convolutions and norms.
 RESNET_EPSILONS = ("official", "timm")
-# A width factor far above any model's: a file beyond it is damaged.
+# The limit of the width factor. A file that exceeds it is damaged, since it is far above any model's factor.
 MOST_WIDE = 64
 # The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
@@ -32,7 +32,7 @@ def total_stride(stages):
 
 
 def parts_of_resnet(fields):
-    """Yields the sizes of a ResNet in a dict of fields for messages."""
+    """Yields a description of the ResNet in a dict of fields, for messages."""
     if fields["stages"] is not None:
         yield f"a ResNet of stages {fields['stages']}, width factor {fields['width_factor']:g}"
 
@@ -55,7 +55,7 @@ class BiTConfig(ModelConfig):
         width_factor: Float, a positive multiple of 0.5: the width relative to a standard ResNet.
         pool_padding: Padding of the max pooling: "lowest" (the later Flax code) or "zeros" (timm, transformers and the
             code published with the weights).
-        resnet_epsilons: The epsilons of its convolutions and norms: "official", or "timm" for those of timm and
+        resnet_epsilons: The epsilons of the convolutions and norms: "official", or "timm" for the epsilons of timm and
             transformers.
         **others: As in `keras_vit.ViTConfig`.
 

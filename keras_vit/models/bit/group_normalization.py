@@ -9,8 +9,8 @@ from keras_vit.layers.base import Layer
 class GroupNormalization(Layer):
     """Group normalization over the whole image, with a scale and an offset per channel.
 
-    Unlike `keras.layers.GroupNormalization`, computes the variance from centred values, in float32. Keras on PyTorch
-    loses precision, up to NaN, if the mean is far above the standard deviation.
+    The variance is computed from centred values, in float32. On PyTorch, `keras.layers.GroupNormalization` loses
+    precision, up to NaN, if the mean is far above the standard deviation.
 
     Args:
         groups: Int, the number of groups.
@@ -19,7 +19,7 @@ class GroupNormalization(Layer):
 
     Call arguments:
         images: (batch, height, width, channels), always channels last; the output has the same shape.
-        show_nan: Not used. Files of version 0.2 contain it.
+        show_nan: Ignored. It is accepted because files of version 0.2 contain it.
 
     Raises:
         ValueError: If the number of channels is not a multiple of `groups`.
@@ -46,7 +46,7 @@ class GroupNormalization(Layer):
                 f"Expected a multiple of {self.groups} channels, the number of groups. "
                 f"Received: shape {tuple(images_shape)}"
             )
-        # No autocast: they are used in float32.
+        # No autocast, because `call` uses these weights in float32.
         self.gamma = self.add_weight(
             name="gamma", shape=(channels,), initializer=self.gamma_initializer, autocast=False
         )

@@ -96,7 +96,7 @@ def hybrid_stem(images, config):
 
 
 def root_width(config):
-    """The number of channels of the first convolution."""
+    """Returns the number of channels of the first convolution."""
     return int(ROOT_WIDTH * config.width_factor)
 
 

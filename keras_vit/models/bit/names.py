@@ -1,4 +1,4 @@
-"""BiT: Google's .npz files, timm and transformers."""
+"""The names of weights of BiT in Google's .npz files, timm and transformers."""
 
 from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
@@ -72,7 +72,7 @@ BIT = Source(
     _bit(),
     family="bit",
     preprocessing=OFFICIAL_PREPROCESSING,
-    # A ResNet has neither.
+    # These settings do not apply to a ResNet.
     activation=None,
     layer_norm_epsilon=None,
     # TensorFlow numbers layers across the whole model, as in standardized_conv2d_7.
@@ -83,5 +83,5 @@ BIT = Source(
 
 
 def recognise(keys, container, facts):
-    """Returns the Source of a state dict of timm, whatever its stem, or None."""
+    """Returns the Source of a timm state dict with any stem, or None."""
     return TIMM_BIT if "stages.0.blocks.0.conv1.weight" in keys else None

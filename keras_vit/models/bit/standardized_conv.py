@@ -10,7 +10,7 @@ from keras_vit.layers.base import Layer
 class StandardizedConv2D(Layer):
     """A convolution without bias whose kernel is standardized per filter, to mean 0 and standard deviation about 1.
 
-    The kernel is standardized in float32. The defaults are those of hybrids; BiT uses
+    The kernel is standardized in float32. The defaults suit hybrids; BiT uses
     `padding="symmetric", epsilon=1e-10, epsilon_added_to="variance"`.
 
     Args:
@@ -73,13 +73,13 @@ class StandardizedConv2D(Layer):
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
     def standardized_kernel(self):
-        """The standardized kernel, (height, width, channels, filters), float32."""
+        """Returns the standardized kernel, (height, width, channels, filters), float32."""
         kernel = ops.cast(self.kernel, "float32")
         kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
         variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)
         if self.epsilon_added_to == "variance":
             return kernel / ops.sqrt(variance + self.epsilon)
-        # The square root has no gradient at 0, the variance of a constant filter.
+        # The variance of a constant filter is 0, where the square root has no gradient.
         return kernel / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
 
     def call(self, images):

@@ -1,14 +1,14 @@
-"""Folders of BiTs that timm loads."""
+"""Builds the config.json of BiT folders that timm loads."""
 
 from keras_vit.models.bit.config import BiTConfig
 from keras_vit.weights import timm_config
 
-# The widths of timm's BiT.
+# The depths and width factors of timm's BiTs.
 _BITS = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
 def unwritten_in_folder(config):
-    """Yields what the config.json of a folder cannot say of a config."""
+    """Yields the properties of a config that the config.json of a timm folder cannot express."""
     if _name(config) is None:
         yield f"a ResNet of stages {config.stages} and width factor {config.width_factor:g}, for which timm has no name"
 

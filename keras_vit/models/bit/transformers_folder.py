@@ -19,7 +19,7 @@ def _bit_config(record):
         "architectures": ["BitForImageClassification" if record.num_classes else "BitModel"],
         "model_type": "bit",
         "num_channels": record.in_channels,
-        # It has no width factor of the first convolution.
+        # transformers does not apply `width_factor` to the first convolution.
         "embedding_size": width,
         "hidden_sizes": [4 * width * 2**i for i in range(len(record.stages))],
         "depths": record.stages,
