@@ -31,11 +31,11 @@ class VTResNetConfig(ModelConfig):
 
     Args:
         stages: Ints, the units per convolutional stage.
-        bottleneck: Bool, whether these are bottlenecks.
+        bottleneck: Bool, whether the units are bottlenecks.
         num_modules: Int, the number of VT modules.
         width: Int, the number of channels inside a unit of the first stage.
         num_tokens: Int, the number of visual tokens.
-        token_dim: Int, their width. The equations have that of the feature map, the published sizes 1024.
+        token_dim: Int, the width of a token: 1024 in the published sizes, the feature map's width in the equations.
         key_dim: Int, the width of keys and queries in transformers and projectors.
         **others: As in `keras_vit.ViTConfig`.
 

@@ -29,7 +29,7 @@ def flat(feature_map):
 
 def products(queries, keys):
     """Returns the products of queries, (batch, n, width), and keys, (batch, m, width): (batch, n, m), float32."""
-    # Without a division by the root of the width, float16 could overflow.
+    # float16 could overflow, because the products are not divided by the root of the width.
     queries, keys = ops.cast(queries, "float32"), ops.cast(keys, "float32")
     return ops.matmul(queries, ops.transpose(keys, (0, 2, 1)))
 
@@ -43,7 +43,7 @@ class Tokenizer(CompositeLayer):
     """Base of layers that pool the pixels of a feature map into visual tokens by a softmax over all pixels.
 
     Args:
-        token_dim: Int, the width of a token. None: that of the feature map. Another width takes a projection of the
+        token_dim: Int, the width of a token. None: the width of the feature map. Another width adds a projection of the
             pooled tokens.
     """
 
@@ -83,7 +83,8 @@ class FilterTokenizer(Tokenizer):
 
     Args:
         num_tokens: Int, the number of tokens.
-        token_dim: Int, the width of a token. None: that of the feature map. Another width adds a projection, `T W_V`.
+        token_dim: Int, the width of a token. None: the width of the feature map. Another width adds a
+            projection, `T W_V`.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width.
@@ -100,9 +101,9 @@ class FilterTokenizer(Tokenizer):
     >>> FilterTokenizer(16)(np.zeros((1, 14, 14, 256))).shape
     (1, 16, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.1. Its equation has no `W_V`, which its
-    appendix needs, where tokens are wider than the feature map. The paper says nothing of
-    initial weights: here they are those of PyTorch's linear layers.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.1. The equation has no `W_V`, but the
+    appendix needs one, because its tokens are wider than the feature map. The paper does not specify initial weights.
+    Initialized as PyTorch's linear layers.
     """
 
     def __init__(self, num_tokens, token_dim=None, **kwargs):
@@ -134,12 +135,12 @@ class RecurrentTokenizer(Tokenizer):
     `W_R = T_in W_TR`, then `T = softmax_HW(X W_R^T)^T X`.
 
     Args:
-        token_dim: Int, the width of an output token. None: that of the feature map. Another width adds a projection,
-            `T W_V`.
+        token_dim: Int, the width of an output token. None: the width of the feature map. Another width adds a
+            projection, `T W_V`.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width.
-        tokens: (batch, num_tokens, any width), those of the previous module.
+        tokens: (batch, num_tokens, any width), the tokens of the previous module.
         return_attention_scores: As in `FilterTokenizer`, with the same outputs.
 
     Raises:
@@ -176,10 +177,10 @@ class RecurrentTokenizer(Tokenizer):
 class TokenTransformer(CompositeLayer):
     """The transformer of a VT module: `T' = T + softmax_L((T K)(T Q)^T) T`, then `T' + relu(T' F1) F2`.
 
-    One head, without norms, values, biases or a division by the root of `key_dim`.
+    It has one head, without norms, values, biases or a division by the root of `key_dim`.
 
     Args:
-        key_dim: Int, the width of `T K` and `T Q`. None: that of the tokens.
+        key_dim: Int, the width of `T K` and `T Q`. None: the width of the tokens.
         drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image.
         seed: Int or None, the random seed of the stochastic depth.
 
@@ -193,10 +194,10 @@ class TokenTransformer(CompositeLayer):
     >>> TokenTransformer(key_dim=128)(np.zeros((1, 16, 256))).shape
     (1, 16, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. Its appendix has several heads, values
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. The appendix has several heads, values
     and grouped convolutions instead, and no shape of `K` and `Q` agrees with all of its tables. Initialized as
     PyTorch's linear layers; `K` and `Q` are divided by the fourth root of `key_dim` each, so that the first scores are
-    as large as those of scaled attention.
+    as large as in scaled attention.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -234,14 +235,14 @@ class TokenProjector(CompositeLayer):
     """Adds visual tokens T to the pixels X of a feature map: `X + softmax_L((X W_Q)(T W_K)^T) T`.
 
     Args:
-        key_dim: Int, the width of `X W_Q` and `T W_K`. None: that of the feature map.
+        key_dim: Int, the width of `X W_Q` and `T W_K`. None: the width of the feature map.
         drop_path_rate: Float in [0, 1), the probability of dropping the tokens' part per image.
         seed: Int or None, the random seed of the stochastic depth.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width.
-        tokens: (batch, num_tokens, token_dim). If they are not as wide as the feature map, a projection is added,
-            `T W_V`.
+        tokens: (batch, num_tokens, token_dim). If they are not as wide as the feature map, a projection `T W_V` is
+            added.
 
     Returns:
         (batch, height, width, channels).
@@ -293,17 +294,17 @@ class VTModule(CompositeLayer):
 
     Args:
         num_tokens: Int, the number of visual tokens.
-        token_dim: Int, their width. None: that of the feature map.
+        token_dim: Int, the width of a token. None: the width of the feature map.
         key_dim: Int, the width of keys and queries, as in `TokenTransformer` and `TokenProjector`.
         recurrent: Bool; True for a `RecurrentTokenizer`, which needs the previous module's tokens, False for a
             `FilterTokenizer`.
-        project: Bool; False leaves out the projector, as in a last module, whose tokens alone are read.
+        project: Bool; False omits the projector, as in the last module, of which only the tokens are read.
         drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image.
         seed: Int or None, the random seed of the stochastic depth.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width.
-        tokens: (batch, num_tokens, token_dim), the previous module's; only with `recurrent`.
+        tokens: (batch, num_tokens, token_dim), the tokens of the previous module; only with `recurrent`.
         return_attention_scores: Bool, whether to return the tokenizer's weights too.
 
     Returns:
@@ -311,8 +312,7 @@ class VTModule(CompositeLayer):
         weights, (batch, num_tokens, height, width), if requested.
 
     Raises:
-        ValueError: If an argument is out of range, or `tokens` are given without `recurrent`, missing with it, or not
-            `num_tokens`.
+        ValueError: If an argument is out of range, or `tokens` do not match `recurrent` and `num_tokens`.
 
     Example:
 

@@ -37,9 +37,9 @@ def VTResNet(
 
     A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
     `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`, ...,
-    `pooling` and `head`. The VT modules work on the map of the last stage, 14 x 14 for images of 224 x 224 pixels; the
-    mean of the last module's tokens is classified. No weights were published: train it, and keep it by `model.save` or
-    `model.save_weights`.
+    `pooling` and `head`. The VT modules work on the feature map of the last stage, 14 x 14 for images of 224 x 224
+    pixels. The head classifies the mean of the last module's tokens. No weights were published. Save a trained model by
+    `model.save` or `model.save_weights`.
 
     Args:
         variant: "R18", "R34", "R50" or "R101".
@@ -59,11 +59,11 @@ def VTResNet(
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
     contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
-    Parameters and multiply-adds of R18 and R34 are within 2% of table 2, those of R50 and R101 within 9% and 5% of
-    table 8. By part they differ: by table 5, the transformers of R18 have 3.1 million parameters instead of 6.3; by
-    table 7, its projectors have 2.3 million instead of 0.9. The heads, groups, values and positions of the appendix's
-    code are left out, and so is the projector of the last module, whose map nothing reads. Without norms, tokens grow
-    with the learning rate: a small model diverged on handwritten digits with SGD and 0.1, and learned with 0.01 and
+    Parameters and multiply-adds of R18 and R34 are within 2% of table 2, and of R50 and R101 within 9% and 5% of table
+    8. The parts differ more: the transformers of R18 have 6.3 million parameters (3.1 in table 5), and its projector
+    has 0.9 million (2.3 in table 7). The heads, groups, values and positions of the appendix's code are omitted, and so
+    is the projector of the last module, because no layer would read its output. There are no norms, so tokens grow with
+    the learning rate: on handwritten digits, a small model diverged with SGD at 0.1, but learned with SGD at 0.01 and
     with Adam. Not measured on ImageNet.
     """
     given = {name: value for name, value in locals().items() if name != "variant"}

@@ -6,7 +6,7 @@ from keras_vit.layers.base import Layer
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
 
-# PyTorch's momentum of 0.1 is the share of the new batch.
+# A momentum of 0.9 equals PyTorch's 0.1, which is the weight of the new batch.
 NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
 
