@@ -14,11 +14,11 @@ from keras_vit.weights.record import begin, read_record
 OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
-# Those of timm with weights of the official code and with its own; older names end in the recipe and the image size.
+# The names of timm's architectures. "tf_" marks official weights. Older names end in the recipe and the image size.
 _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
-# Arguments of timm that matter in training alone, or that arrays and config show.
+# timm arguments that only affect training, or whose values follow from the arrays or the config.
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
-# The folders of the official checkpoints of Noisy Student, the only ones whose names tell the images.
+# The folder names of the official Noisy Student checkpoints. Other folder names do not determine the preprocessing.
 _NOISY_STUDENT = r"noisy_student_efficientnet-(?:b[0-7]|l2)(?:_(?P<side>\d{3}))?"
 
 
@@ -26,7 +26,7 @@ _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`; an EfficientNet has no grid."""
+    """Returns the `Found` of a `CanonicalFile`; ignores `grid_size`, since an EfficientNet has no grid."""
     found = begin(file, "stem_conv/kernel")
     widths, repeats = _sizes(file)
     found.put(STATED, widths=widths, repeats=repeats)
@@ -58,7 +58,7 @@ def read_config(file, grid_size=None):
 
 
 def _of_architecture(file):
-    """Returns the settings of timm's architecture and arguments in a folder."""
+    """Returns the settings that a timm folder's architecture and arguments imply."""
     name = file.config.get("architecture")
     match = re.fullmatch(_NAME, str(name))
     if match is None:
@@ -77,7 +77,7 @@ def _of_architecture(file):
 
 
 def _read_preprocessing(file, found):
-    """Adds the preprocessing, where no config of a folder states it."""
+    """Adds the preprocessing of a file without a config."""
     size, source = _image_size(file), file.source.name
     if source == "keras_applications" and (constants := _normalization(file)) is not None:
         found.put(STATED, preprocessing=official_preprocessing(size, **constants))
@@ -101,13 +101,13 @@ def _normalization(file):
     mean, variance = (array.reshape(-1) for _, array in file.file.read(keys))
     imagenet = IMAGENET_PREPROCESSING["mean"], IMAGENET_PREPROCESSING["std"]
     if all(len(a) == 3 and max(abs(a - b)) < 1e-5 for a, b in zip((mean, variance), imagenet, strict=True)):
-        # The published weights have standard deviations as variances; another layer divides by their roots again.
+        # The published weights store standard deviations as variances. Another layer divides by their roots again.
         return {"mean": imagenet[0], "std": imagenet[1]}
     return {"mean": tuple(map(float, mean)), "std": tuple(math.sqrt(float(value)) for value in variance)}
 
 
 def _image_size(file):
-    """Returns the image size that the name of a published file tells, or that of the variant of these sizes."""
+    """Returns the image size in the name of a published file, or else the image size of the variant of these sizes."""
     found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
@@ -116,7 +116,7 @@ def _image_size(file):
 
 
 def _file_name(file):
-    """Returns the match of the name of a .pth file that timm publishes, with the first digits of its hash, or None."""
+    """Returns the match of the name of a .pth file that timm publishes, which ends in digits of its hash, or None."""
     return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(file.path))
 
 
@@ -126,7 +126,7 @@ def _noisy_student(file):
 
 
 def _sizes(file):
-    """Returns (widths, repeats) from the shapes of a file; 0 where a weight is missing."""
+    """Returns (widths, repeats) from the shapes of a file; 0 stands for a missing weight."""
     weights = file.weights
 
     def width(layer):

@@ -11,7 +11,7 @@ from keras_vit.images.constants import IMAGENET_PREPROCESSING
 
 
 class Stage(NamedTuple):
-    """The blocks of a stage: how many of which width there are in B0, and what is the same in all variants."""
+    """The blocks of a stage. `repeats` and `width` are B0's; the remaining fields are equal in all variants."""
 
     repeats: int
     width: int
@@ -21,7 +21,7 @@ class Stage(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The sizes of a variant, relative to B0, and what it was trained with."""
+    """The sizes of a variant relative to B0, and the image size and dropout rate of its training."""
 
     width_factor: float
     depth_factor: float
@@ -40,7 +40,7 @@ STAGES = (
     Stage(1, 320, 3, 1, 6),
 )
 STEM_WIDTH, TOP_WIDTH = 32, 1280
-# The official code; L2: Noisy Student (arXiv 1911.04252), table 7.
+# The scales of the official code; L2 is from Noisy Student (arXiv 1911.04252), table 7.
 SCALES = {
     "B0": Scale(1.0, 1.0, 224, 0.2),
     "B1": Scale(1.0, 1.1, 240, 0.2),
@@ -79,7 +79,7 @@ def repeats_of(depth_factor):
 
 
 def official_preprocessing(image_size, **constants):
-    """Returns the `Preprocessing` of the official code: ImageNet's constants, and a crop from 32 more pixels.
+    """Returns the `Preprocessing` of the official code: ImageNet's constants, and a crop from images 32 pixels larger.
 
     Args:
         image_size: Int or (height, width) in pixels, or (None, None).

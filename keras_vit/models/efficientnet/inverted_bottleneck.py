@@ -11,7 +11,7 @@ from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 
-# That of the running means and variances.
+# The momentum of the running means and variances.
 MOMENTUM = 0.99
 
 
@@ -32,12 +32,12 @@ class InvertedBottleneck(CompositeLayer):
         filters: Int, the number of output channels.
         kernel_size: Int, odd, the side of the depthwise kernel in pixels.
         strides: Int, the reduction of height and width.
-        expansion: Int, the width inside relative to the input's; 1 leaves out the first convolution.
+        expansion: Int, the inner width relative to the input width; 1 omits the first convolution.
         padding: "same" (as in TensorFlow: an odd pixel goes to the bottom and right) or "symmetric" (`kernel_size // 2`
             on each side, as in timm). They differ only if `strides` is above 1.
         epsilon: Float, the epsilon of the norms.
         drop_path_rate: Float in [0, 1), the probability of dropping the branch of an image in training.
-        seed: Int or None, the random seed of that.
+        seed: Int or None, the random seed of the stochastic depth.
 
     Input shape: (batch, height, width, channels), always channels last.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).

@@ -42,10 +42,10 @@ def EfficientNet(
 
     Args:
         variant: String, "B0" to "B8" or "L2".
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: that of the
-            weights, else that of the variant, 224 for "B0" to 800 for "L2".
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
+            weights, else the size of the variant, 224 for "B0" to 800 for "L2".
         dropout_rate: Float in [0, 1), before the head. None: as in the variant, 0.2 to 0.5.
-        drop_path_rate: Float in [0, 1), the stochastic depth: that of block i of N is `drop_path_rate * i / N`.
+        drop_path_rate: Float in [0, 1), the stochastic depth. Block i of N has the rate `drop_path_rate * i / N`.
         **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
             remaining arguments are as in `keras_vit.ViT`.
 
@@ -61,8 +61,8 @@ def EfficientNet(
     (None, 10)
 
     Reference: [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), table 1; L2:
-    [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), table 7. Initialized as in the official code, but for the
-    head, which is zero here. On several devices each PyTorch process normalizes by the statistics of its own images.
+    [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), table 7. Initialized as in the official code, except for the
+    head, which is zero. On several devices each PyTorch process normalizes by the statistics of its own images.
     """
     given = {name: value for name, value in locals().items() if name != "variant"}
     return build(EFFICIENTNET, variant, given)

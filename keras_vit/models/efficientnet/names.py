@@ -1,4 +1,4 @@
-"""EfficientNets of timm, of the official TensorFlow code and of keras.applications."""
+"""The names of weights of EfficientNets in timm, the official TensorFlow code and keras.applications."""
 
 import itertools
 import re
@@ -12,7 +12,7 @@ _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 class _Style(NamedTuple):
-    """How a code base spells the weights of a layer, after its name, and lays out the kernels of convolutions."""
+    """A code base's suffixes of weight names, and its layouts of convolution kernels."""
 
     kernel: str
     depthwise: str
@@ -20,12 +20,12 @@ class _Style(NamedTuple):
     norm: tuple
     conv: codecs.Same = codecs.Same()
     depthwise_conv: codecs.Same = codecs.Same()
-    # The two convolutions of squeeze-and-excitation are dense layers here.
+    # Files store the two dense layers of squeeze-and-excitation as 1 x 1 convolutions.
     dense: codecs.Same = codecs.Pointwise()
 
 
 def _rows(style, ours, **layers):
-    """Returns the rows of layers by their names here and in the file."""
+    """Returns the rows of layers, given {our name: name in the file}."""
     rows = {}
     for layer, theirs in layers.items():
         name = ours + layer
@@ -42,9 +42,9 @@ def _rows(style, ours, **layers):
 
 
 def _block(style, stage, block, first, others):
-    """Returns the rows of all blocks; those of the first stage have no expansion, so some names mean other layers.
+    """Returns the rows of all blocks. The first stage has no expansion, so some of its names mean other layers.
 
-    `stage` is the template of a block's keys in a stage, `block` in the first, then {layer: the end of its key}.
+    `block` and `first` are the first stage's key template and {layer: key suffix}; `stage` and `others` the rest's.
     """
     rows = {}
     for ours, theirs, layers in (("stage_1_block_{unit:02d}/", block, first), (_BLOCK, stage, others)):
@@ -87,7 +87,7 @@ TIMM_EFFICIENTNET = Source(
 
 
 class _Official(Source):
-    """The official code numbers blocks through all stages; here their shapes tell the stages apart."""
+    """Assigns blocks to stages by their shapes, because the official code numbers blocks across all stages."""
 
     def canonical_keys(self, keys):
         canonical, ignored = super().canonical_keys(keys)
@@ -103,7 +103,7 @@ class _Official(Source):
 
 
 def _places(shapes):
-    """Yields (number of a block, its name by stage and place); a stage ends where kernel size or width changes."""
+    """Yields (block number, name by stage and place). A stage ends where expansion, kernel size or width changes."""
     numbers = {int(match[1]) for match in (re.match(r"blocks_(\d+)/", name) for name in shapes) if match}
 
     def kind(number):
@@ -140,7 +140,7 @@ EFFICIENTNET = _Official(
         ),
         **_rows(_TENSORFLOW._replace(dense=codecs.Same()), "", head="head/dense"),
     },
-    # The scope of the variables: "efficientnet-b0/".
+    # The variable scope, such as "efficientnet-b0/".
     aliases=[(r"^efficientnet-[^/]+/", "")],
     family="efficientnet",
 )
@@ -165,12 +165,12 @@ KERAS_APPLICATIONS = Source(
         **_rows(_NUMBERED._replace(dense=codecs.Same()), "", head="predictions"),
     },
     mark="block1a_",
-    # It letters the blocks of a stage, and numbers its normalization over all models of a session.
+    # Keras names the blocks of a stage "a", "b", ..., and numbers normalization layers across all models of a session.
     aliases=[
         (r"^block(\d)([a-z])_", lambda match: f"block{match[1]}_{ord(match[2]) - ord('a') + 1}_"),
         (r"^normalization_\d+/", "normalization/"),
     ],
-    # The constants of its images, which the preprocessing here has.
+    # The normalization constants, which belong to the preprocessing in this package.
     ignored=r"normalization(_\d+)?/",
     family="efficientnet",
 )

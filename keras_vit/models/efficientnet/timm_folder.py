@@ -1,4 +1,4 @@
-"""Folders of EfficientNets that timm loads."""
+"""Builds the config.json of EfficientNet folders that timm loads."""
 
 from keras_vit.models.efficientnet.checkpoint import OF_TIMM, OFFICIAL
 from keras_vit.models.efficientnet.config import efficientnet_of
@@ -6,7 +6,7 @@ from keras_vit.weights import timm_config
 
 
 def unwritten_in_folder(config):
-    """Yields what the config.json of a folder cannot say of a config."""
+    """Yields the properties of a config that the config.json of a timm folder cannot express."""
     if _name(config) is None:
         yield "a size or options for which timm has no name"
 
@@ -19,7 +19,7 @@ def config_json(config, arrays, facts):
 
 
 def _name(config):
-    """Returns timm's architecture with the settings of a config, or None."""
+    """Returns the name of the timm architecture with the settings of a config, or None."""
     name = efficientnet_of(config.widths, config.repeats)
     for prefix, settings in (("tf_", OFFICIAL), ("", OF_TIMM)):
         if name and all(getattr(config, field) == value for field, value in settings.items()):
