@@ -11,7 +11,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for arguments of 0.2 and unknown ones, with the argument to write instead."""
+    """Raises a TypeError for unknown arguments; for arguments of version 0.2 it contains the replacement."""
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")

@@ -13,10 +13,10 @@ STRONGEST = {"official": 30, "timm": 10}
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Augmentation of images and labels, apart from crop and flip.
+    """The augmentation of images and labels, without crop and flip.
 
-    `POLICIES` has those of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"),
-    "deit" and "coatnet".
+    `POLICIES` contains the policies of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1",
+    "strong2"), "deit" and "coatnet".
 
     Args:
         randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
@@ -63,7 +63,7 @@ class Policy:
 
     @property
     def mixes(self) -> bool:
-        """Whether it needs one-hot labels, because it mixes or smooths them."""
+        """True if the policy needs one-hot labels, because it mixes or smooths them."""
         return bool(self.mixup or self.cutmix or self.label_smoothing)
 
 
@@ -83,7 +83,7 @@ POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """The policy and the layers of `augment`: those for single images, and those that mix the images of a batch."""
+    """The parts of `augment`: a policy, layers for single images, and layers that mix the images of a batch."""
 
     policy: Policy = POLICIES["none"]
     layers: tuple[keras.layers.Layer, ...] = ()
@@ -91,12 +91,12 @@ class Augmentation:
 
     @property
     def mixes(self):
-        """Whether it needs one-hot labels, because it mixes or smooths them."""
+        """True if the augmentation needs one-hot labels, because it mixes or smooths them."""
         return self.policy.mixes or bool(self.mixers)
 
 
 def augmentation(value):
-    """Returns an `Augmentation` of a policy, the name of one, a layer, a list of them, or None."""
+    """Returns the `Augmentation` for a policy, its name, a layer, a list of these, or None."""
     parts = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
     layers = [part for part in parts if isinstance(part, keras.layers.Layer)]
     policies = [part for part in parts if not isinstance(part, keras.layers.Layer)]
@@ -117,7 +117,7 @@ class RandAugment:
     Args:
         num_operations: Integer, operations per image.
         magnitude: Float, in [0, 30] for "official", in [0, 10] for "timm".
-        magnitude_std: Float, the standard deviation of the magnitude, which is clipped to that range.
+        magnitude_std: Float, the standard deviation of the magnitude, which is clipped to its range.
         operations: "official" or "timm"; see `Policy`.
 
     Call arguments:
@@ -126,7 +126,7 @@ class RandAugment:
         seed: Integer tensor (2,).
 
     Reference: arXiv 1909.13719. At each magnitude the operations are bit-exact with the official codes, except timm's
-    warps: 99.7 % of their pixels equal Pillow's bicubic filter, the others differ by 1 of 255.
+    warps: 99.7 % of their pixels equal Pillow's bicubic filter, the rest differ by 1 of 255.
     """
 
     def __init__(self, num_operations: int, magnitude: float, magnitude_std: float = 0.0, operations: str = "official"):
@@ -134,7 +134,7 @@ class RandAugment:
         # timm applies each operation with probability 0.5.
         table, self.share, self.rounding = {"official": (OFFICIAL, 1.0, 0.0), "timm": (TIMM, 0.5, 0.5)}[operations]
         self.operations, self.strongest = list(table.values()), STRONGEST[operations]
-        # Traced once for all operations of an image.
+        # This function is traced once for all operations of an image.
         self._one = tf.function(self._apply, autograph=False, experimental_attributes={"_noinline": True})
 
     def __call__(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
@@ -150,5 +150,5 @@ class RandAugment:
         return tf.cast(x, "float32")
 
     def _apply(self, kind, *arguments):
-        # Indices beyond the last operation leave the image as it is.
+        # An index beyond the last operation returns the image unchanged.
         return tf.switch_case(kind, [lambda f=f: f(*arguments) for f in self.operations], lambda: arguments[0])

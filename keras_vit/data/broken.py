@@ -11,8 +11,8 @@ from keras_vit.data.source import logger, tf
 class BrokenImages(dict):
     """The images that a dataset skipped because they cannot be decoded: a dict from file name to error.
 
-    It fills as batches are read. At the end of each epoch the logger `keras_vit.data` warns of that epoch's broken
-    images; `repr` shows the last warning. `pipeline` makes it.
+    Reading a batch adds its broken images. At the end of each epoch, the logger `keras_vit.data` warns of the epoch's
+    broken images; `repr` shows the last warning. `pipeline` creates this dict.
     """
 
     def __init__(self, load, num_images: int, repeats: int = 1):
@@ -31,7 +31,7 @@ class BrokenImages(dict):
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
     def note(self, earlier, earlier_names, indices, names, images, done):
-        """Records a batch's broken images, warns of those in ended epochs (index < `done`), and returns the others."""
+        """Records a batch's broken images, warns of images in ended epochs (index < `done`), and returns the rest."""
         for name, image in zip(names, images, strict=True):
             if os.fsdecode(name) not in self:
                 reason = _reason(self._load, {"name": name, "image": image})
@@ -49,7 +49,7 @@ class BrokenImages(dict):
         count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
         more = [f"  ... and {len(names) - 20} more"] if len(names) > 20 else []
         text = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
-        # Logs and reports hold UTF-8; file names may not.
+        # Logs and reports are UTF-8, but file names may not be.
         self._summary = text.encode(errors="backslashreplace").decode()
         logger.warning("%s", self._summary)
 
@@ -63,7 +63,7 @@ def _reason(load, record):
         load(record)
     except Exception as error:  # one bad file must not end the training
         text = getattr(error, "message", None) or str(error)
-        # What TensorFlow adds around a message.
+        # Remove the text that TensorFlow adds around a message.
         text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]|name: *$|^Expected '.*?' to be true. Summarized data: ", "", text)
         return " ".join(re.sub(r"b'(Expected[^']*|x)'", r"\1", text).split())[:200]
     return None
@@ -82,11 +82,11 @@ def in_place(
     weighted=False,
     drop_remainder=False,
 ):
-    """Makes the k-th batch from the k-th `batch_size` records, replacing broken images by others if `full`.
+    """Makes the k-th batch from the k-th `batch_size` records. If `full`, replaces broken images by other images.
 
-    If also `weighted`, the last of the labels is a weight: sound images keep their places, and others have the weight
-    0. Of each batch it makes only the part of a `shard`, (index, number of shards). Returns a dataset of (first index,
-    images, labels, (indices, names, encoded images) of the broken records).
+    If also `weighted`, the last of the labels is a weight. Readable images keep their places, and replaced images get
+    the weight 0. `shard`, (index, number of shards), selects the part of each batch to make. Returns a dataset of
+    (first index, images, labels, (indices, names, encoded images) of the broken records).
     """
     size = batch_size // shard[1]
 
@@ -111,7 +111,7 @@ def in_place(
 
         def repeated():
             if weighted:
-                # The last sound image up to each place, or the first.
+                # Use the last readable image up to each place, or the first readable image.
                 order = tf.maximum(tf.cumsum(tf.cast(~missing, "int32")) - 1, 0)
             else:
                 order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]

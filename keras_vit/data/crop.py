@@ -29,10 +29,10 @@ RESIZE = {384: 448, 480: 512}
 class Crop:
     """Decodes an image and crops it to a fixed size.
 
-    The format is detected from the first bytes, not the file name: TensorFlow decodes JPEG and PNG, Pillow all others
-    (of a GIF the first frame). Images are turned upright as their EXIF orientation says, and transparent pixels are
-    composited on white unless `channels` is 4. The size in the header and the number of a JPEG's scans are checked
-    before decoding.
+    The format is detected from the first bytes, not the file name. TensorFlow decodes JPEG and PNG, Pillow decodes all
+    other formats (the first frame of a GIF). Images are turned upright by their EXIF orientation, and transparent
+    pixels are composited on white unless `channels` is 4. The size in the header and the number of a JPEG's scans are
+    checked before decoding.
 
     Args:
         image_size: (height, width) of the result, in pixels.
@@ -45,7 +45,7 @@ class Crop:
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
         interpolation, crop_fraction: As in `keras_vit.Preprocessing`; `crop_fraction` is for "eval".
         antialias: Bool, filter before downscaling, as Pillow does and the official code does not.
-        max_pixels: Integer, the largest height x width of an input image, and a sixteenth of a JPEG's pixels x scans.
+        max_pixels: Integer, the largest height x width of an image; a JPEG has at most 16 times as many pixels x scans.
         arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
         evaluation: The `keras_vit.Preprocessing` for "eval"; None builds it from the arguments above.
 
@@ -97,7 +97,7 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes the image, for "pretrain" only the crop: uint8, or float32 with `arrays`; raises if broken."""
+        """Decodes the image, or only its crop for "pretrain", to uint8, or float32 with `arrays`; raises if broken."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -115,7 +115,7 @@ class Crop:
         seed = tf.cast(seed, "int64")
         image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
-            # Before resizing, as uint8 takes a quarter of float32's memory; `tf.image` would also check shapes.
+            # Flip before resizing, because uint8 takes a quarter of the memory. `tf.image` would also check shapes.
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
@@ -125,7 +125,7 @@ class Crop:
             size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
         image = tf.cast(tf.image.resize(image, size, self.interpolation, antialias=self.antialias), "float32")
         if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
-            # These filters overshoot.
+            # These filters overshoot the range.
             image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "pad":
             image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
@@ -137,7 +137,7 @@ class Crop:
         def decoded(decode):
             if self.channels != 1:
                 return decode(self.channels)
-            # TensorFlow decodes no CMYK to grayscale.
+            # TensorFlow cannot decode CMYK to grayscale.
             in_cmyk = tf.io.extract_jpeg_shape(encoded)[2] == 4
             return tf.cond(in_cmyk, lambda: to_channels(decode(3), 1), lambda: decode(1))
 
@@ -149,10 +149,10 @@ class Crop:
             size = self._checked_size(jpeg_header, encoded)
             with tf.control_dependencies([size]):
                 if self.kind == "eval":
-                    # The same pixels as exported graphs give, and nearly Pillow's.
+                    # This gives the same pixels as exported graphs, and nearly the same as Pillow.
                     return decode_jpeg(encoded, self.channels)
                 window = self._window(size, seed)
-                # A truncated JPEG always fails if decoded whole, but only for some crops otherwise.
+                # A truncated JPEG is decoded whole, because that always fails. A crop of it may not fail.
                 image = tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
                     lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),

@@ -30,7 +30,7 @@ class Epochs:
                 raise ValueError(f"Expected `batch_size` <= {self.size} with `drop_remainder`. Received: {batch_size}")
             self.first, batch = divmod(skip_batches, self.num_batches)
             self.start = batch * batch_size
-        # Apart, since TensorFlow keeps the Python functions below, and what they refer to, for ever.
+        # A separate object, because TensorFlow never frees the Python functions below and the objects they refer to.
         self._next = SimpleNamespace(number=self.first)
 
     def set(self, number: int) -> None:
@@ -38,11 +38,11 @@ class Epochs:
         self._next.number = arguments.non_negative_int("number", number)
 
     def parts(self):
-        """Dataset of (epoch, begin, end), the image ranges of an iteration."""
+        """Returns a dataset of (epoch, begin, end), the image ranges of an iteration."""
         if self._repeat:
             numbers = tf.data.Dataset.range(self.first, LAST)
             return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
-        # From a position in one epoch to the same position in the next.
+        # An iteration goes from a position in one epoch to the same position in the next epoch.
         parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
         parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
         upcoming = self._next
@@ -54,23 +54,24 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def row_weight(self, num_batches):
-        """The weight of an image in an iteration of padded batches, such that its rows weigh 1 on average."""
+        """Returns the weight of an image in an iteration of padded batches, such that the mean over all rows is 1."""
         rows = num_batches * self._batch_size
         padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
         return rows / (rows - padding)
 
     def stream(self, epoch, begin, end, filler=None):
-        """Dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch.
+        """Returns a dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch.
 
-        The record `filler` fills the last batch, if given. Its index is negative, -1 minus that of the last image.
+        If the record `filler` is given, it fills the last batch. Its index is negative, -1 minus the last image's
+        index.
         """
         data = self._records
         if self._shuffle_buffer is not None:
-            # Otherwise the program's global seed would influence the order.
+            # Remove the program's global seed, which would influence the order.
             tf.compat.v1.get_default_graph().seed = None
             seed = tf.random.stateless_uniform((), tf.random.fold_in(self._root, epoch), None, None, "int64")
             data = data.shuffle(self._shuffle_buffer, seed, reshuffle_each_iteration=False)
-        # `take` only if needed: a cache is complete only after its end was reached.
+        # Call `take` only if necessary, because a cache is complete only after its end was reached.
         if self.num_distinct != self._num_images:
             data = data.take(self.num_distinct)
         if self._repeats > 1:
@@ -83,11 +84,11 @@ class Epochs:
         return data
 
     def watched(self, data, broken, num_batches):
-        """Dataset of the batches of (index, missing, batch); reports broken images and counts finished epochs."""
+        """Returns the batches in (index, missing, batch); reports broken images and counts finished epochs."""
         upcoming = self._next
 
         def end(number):
-            # Of concurrent iterations, or after `set`, only one counts.
+            # Count an epoch once, even with concurrent iterations, and not after `set` has changed the number.
             if number == upcoming.number:
                 upcoming.number += 1
             return np.True_
@@ -108,7 +109,7 @@ class Epochs:
             worth = (tf.size(missing[0]) > 0) | ((tf.size(met[0]) > 0) & tf.reduce_any(met[0] < done))
             met = tf.cond(worth, note, lambda: [tf.identity(x) for x in met])
             if not self._repeat:
-                # In the second part of an iteration, the epoch it began in is the previous one.
+                # The second part of an iteration is in the epoch after the epoch in which the iteration began.
                 index = tf.maximum(index, -1 - index)
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 ended = functools.partial(tf.numpy_function, end, [epoch], "bool")

@@ -2,7 +2,7 @@ import math
 
 from keras_vit.data.source import tf
 
-# Of a rectangle: share of the image's area, and height / width. timm tries so often to draw one that fits.
+# Ranges of a rectangle's share of the area and of height / width, and how often timm tries to draw one that fits.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
@@ -11,7 +11,7 @@ class RandomErasing:
 
     Args:
         probability: Float in [0, 1], the share of images.
-        mean, std: Floats, or one per channel, of the normal noise: those of the images.
+        mean, std: Floats, or one per channel, of the normal noise; use the mean and standard deviation of images.
 
     Call arguments:
         image: Float32 tensor (height, width, channels), of static shape.
@@ -20,7 +20,7 @@ class RandomErasing:
     Reference: arXiv 1708.04896; `random_erasing.py` of timm, with mode="pixel".
     """
 
-    # Not Keras' layer of this name, which draws noise for the whole of each image: half of the pipeline's time.
+    # Keras' layer of this name draws noise for the whole image, which takes half of the pipeline's time.
     def __init__(self, probability, mean=0.0, std=1.0):
         self.probability, self.mean, self.std = probability, mean, std
 

@@ -27,20 +27,20 @@ def from_directory(
 ) -> "tf.data.Dataset | tuple[tf.data.Dataset, tf.data.Dataset]":
     """Makes a dataset of (images, labels) from a folder with one subfolder of images per class.
 
-    All files are read, whatever their names, except hidden ones, `Thumbs.db` and `desktop.ini`.
+    All files are read, with any name, except hidden files, `Thumbs.db` and `desktop.ini`.
 
     Args:
         path: The folder. With `labels="none"` it needs no class folders: all images in it are read in the order of
             their names, for prediction.
-        class_names: The classes in label order; None: all subfolders, sorted by name. For validation, pass those of the
-            training data: a class without a folder keeps its label, if all folders belong to classes.
+        class_names: The classes in label order; None: all subfolders, sorted by name. Pass the names of the training
+            data for validation. A class without a folder keeps its label, if all folders belong to classes.
         validation_split: Float in (0, 1), the share of each class held out for validation, at least one image; None
             uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
-            their order, unless `training` says otherwise.
+            their order by default; `training` changes this.
         seed: Integer, for the split, the order and the augmentation.
-        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. It also has `file_paths`
-            and `file_labels`, in the order of the folder.
+        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. The result also has
+            `file_paths` and `file_labels`, in the order of the folder.
 
     Raises:
         FileNotFoundError: If the folder does not exist.
@@ -132,13 +132,13 @@ def _class_folders(path, class_names, may_lack):
 
 
 def image_files_of(folder):
-    """Returns all files below a folder, sorted, without hidden files and those that Windows adds."""
+    """Returns all files below a folder, sorted, without hidden files and files that Windows adds."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
     return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
 def held_out(labels, names, share, seed):
-    """Returns a bool per image: whether it is in the held-out `share` (None for none) of its class."""
+    """Returns a bool per image, True if it is in the held-out `share` of its class (None: no image is held out)."""
     rng, held = np.random.default_rng(seed), np.zeros(len(labels), bool)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
     for name, places in zip(names, by_class, strict=True) if share else ():

@@ -26,16 +26,16 @@ def from_dataframe(
     Args:
         frame: Path of a CSV file with a header, a DataFrame (pandas or any other library with `columns`), or a dict of
             columns.
-        directory: The folder that relative paths start from; None: the CSV file's folder, or the current one.
+        directory: The folder that relative paths start from; None: the CSV file's folder, or the current folder.
         path_column: The column of image paths.
         label_column: The column of labels: names, such as "cat" or "001", or integers counted from 0. A list of 0/1
             columns, one per class, gives multi-hot labels. With `labels="float"`: the column or columns of regression
             targets, as float32 labels (batch, columns). None: unlabeled images, in the frame's order.
-        label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one per
-            cell.
+        label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one label
+            per cell.
         weight_column: The column of sample weights, at least 0, for (images, labels, weights); None for no weights.
         extension: Appended to paths that do not end with it, such as ".jpg".
-        class_names: The class names in label order; None: all that occur, sorted.
+        class_names: The class names in label order; None: all names in the table, sorted.
         num_classes: Integer, for integer labels; None: the largest label + 1.
         **options: Arguments of `keras_vit.data.pipeline`, which describes the result; `training` is False by default
             without labels. The result also has `file_paths` and `file_labels` (or None), in the frame's order.
@@ -67,7 +67,7 @@ def from_dataframe(
         raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
     paths = _paths(columns[path_column], lines, base if directory is None else directory, extension)
 
-    # A fold has the classes of its table, though it may lack a rare one.
+    # A fold has all classes of its table, even if it has no images of a rare class.
     known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
     if label_column is None:
         labels, kind, names, count = None, None, (), 0

@@ -10,14 +10,14 @@ from keras_vit.data.source import Source, tf
 
 
 def relabelled(source: Source, labels: Any) -> Source:
-    """Returns a source of the images that pseudo labels chose, with these labels, duplicates next to each other.
+    """Returns a source of the images chosen by pseudo labels, with these labels. Duplicates are next to each other.
 
     Args:
         source: The `Source` of the images, `data.source` of the dataset that was labelled.
-        labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft ones give float32 labels (batch, num_classes).
+        labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
 
     Raises:
-        ValueError: If `source` has another number of images than those that were labelled.
+        ValueError: If the number of images in `source` differs from the number of images that were labelled.
 
     Example:
 
@@ -45,7 +45,7 @@ def relabelled(source: Source, labels: Any) -> Source:
             record = {"name": record["name"], "image": record["image"], "label": values[first[index]]}
             return tf.data.Dataset.from_tensors(record).repeat(counts[index])
 
-        # The others have no label to look up.
+        # Skip the images that were not chosen, which have no label.
         return source.records.enumerate().filter(lambda index, _: table[1][index] > 0).flat_map(rows)
 
     return dataclasses.replace(
@@ -66,20 +66,20 @@ def with_pseudo_labels(
     ratio: float = 1.0,
     label_smoothing: float = 0.1,
 ) -> "tf.data.Dataset":
-    """Joins each batch of labelled images with one of pseudo-labelled images, for Noisy Student's loss.
+    """Joins each batch of labelled images with a batch of pseudo-labelled images, for Noisy Student's loss.
 
     The result has batches of (images, labels, weights), labels float32 (batch, num_classes), weights float32 (batch,).
     With `keras.losses.CategoricalCrossentropy(from_logits=True)`, plain `model.fit` minimizes `mean cross-entropy of
-    the labelled images + ratio * mean cross-entropy of the pseudo-labelled ones`: Keras divides by the rows of a batch,
-    and the weights undo it. An epoch ends with the shorter dataset; let the labelled one repeat.
+    the labelled images + ratio * mean cross-entropy of the pseudo-labelled images`. Keras divides by the rows of a
+    batch, and the weights undo this. An epoch ends with the shorter dataset, so let the labelled dataset repeat.
 
     Args:
         labelled: Batches of (images, labels), with labels as integers or with a number per class.
-        pseudo_labelled: Likewise, with the labels of a teacher, of images of the same size.
+        pseudo_labelled: Batches of images of the same size and a teacher's labels.
         num_classes: Integer of at least 2.
         ratio: Float above 0, the weight of the pseudo-labelled images' mean loss.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes; soft labels of the
-            teacher are left as they are.
+            teacher are not smoothed.
 
     Raises:
         ValueError: If an argument is out of range, or the datasets' batches are not of (images, labels).
@@ -95,8 +95,8 @@ def with_pseudo_labels(
     >>> images.shape, weights.numpy().tolist()
     ((6, 8, 8, 3), [3.0, 3.0, 1.5, 1.5, 1.5, 1.5])
 
-    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2, and the official code, whose student
-    sees both kinds of images in one batch too.
+    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2, and the official code, which also has
+    both kinds of images in one batch.
     """
     arguments.positive_int("num_classes", num_classes)
     arguments.positive_number("ratio", ratio)
@@ -135,11 +135,11 @@ def with_unlabelled(
     Args:
         labelled: Batches of (images, labels).
         unlabelled: Batches of images.
-        augmented: Batches of the same images in the same order, augmented: two pipelines of one source and seed, such
-            as with `labels="none"` and `augment` for one of them, keep the order.
+        augmented: Batches of the same images in the same order, augmented. Two pipelines of one source and seed have
+            the same order, for example with `labels="none"`, and `augment` for one of them.
 
     Raises:
-        ValueError: If the batches have other parts.
+        ValueError: If the batches do not have these parts.
 
     Example:
 
@@ -167,7 +167,7 @@ def _check_parts(name, data, parts):
 
 
 def _zipped(join, *parts):
-    """Joins datasets batch by batch; `set_epoch` reaches all that have it."""
+    """Joins datasets batch by batch; `set_epoch` is passed on to all datasets that have it."""
     data = tf.data.Dataset.zip(*parts).map(tf.autograph.experimental.do_not_convert(join))
     setters = [part.set_epoch for part in parts if hasattr(part, "set_epoch")]
     if setters:

@@ -1,4 +1,4 @@
-"""Keras' and keras-cv's augmentation layers as functions of (inputs, seed tensor), inside tf.data on any backend."""
+"""Converts augmentation layers of Keras and keras-cv to functions of (inputs, seed) in tf.data, on any backend."""
 
 import keras
 
@@ -7,7 +7,7 @@ from keras_vit.data.source import tf
 
 # Layers that join several images of a batch, and their labels.
 MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
-# Operations that draw from a state. The names of other operations of TensorFlow do not begin like these.
+# Prefixes of operations that draw from a state. No other operation of TensorFlow has such a prefix.
 _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
 
 
@@ -32,7 +32,7 @@ def seeded(layer, inputs):
     if type(layer) is keras.layers.AugMix:
         raise arguments.invalid("augment", "keras_cv.layers.AugMix, since Keras' draws its operations only once", name)
     try:
-        # AutoGraph is for conditions on tensors in layers of keras-cv.
+        # Conditions on tensors in layers of keras-cv need AutoGraph.
         traced = tf.function(unchecked(layer, name), [inputs, tf.TensorSpec((2,), "int64")])
         concrete = traced.get_concrete_function()
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ def seeded(layer, inputs):
 
 
 def unchecked(layer, name="keras's layer"):
-    """Like `seeded`, for inputs of any shape and without checks, which need a graph of their own."""
+    """Does the same as `seeded`, but for inputs of any shape, and without the checks, which need a separate graph."""
     draws = _Draws()
     layer = _replaced(layer, draws, name)
 
@@ -114,7 +114,7 @@ class _Seeds(keras.random.SeedGenerator):
     """Takes seeds from `draws`. The variable of Keras' class would depend on threads and restarts."""
 
     def __init__(self, draws):
-        # No `super().__init__`, which creates the variable.
+        # `super().__init__` would create the variable.
         self.draws = draws
 
     def next(self, ordered=True):
@@ -143,9 +143,9 @@ def _copied(value):
 
 
 def _replaced(layer, draws, name):
-    """Returns a copy of a layer, in float32, whose random numbers, and those of the layers inside, are of `draws`."""
+    """Returns a float32 copy of a layer. The copy and the layers inside take their random numbers from `draws`."""
     if type(layer).__module__.startswith("keras_cv") and type(layer).__name__ in ("MixUp", "CutMix"):
-        # keras-cv's draw from the state of the program. Keras' mix in the same way.
+        # These layers of keras-cv draw from the state of the program. Keras' layers mix in the same way.
         options = {"dtype": "float32", "data_format": "channels_last"}
         strength = {"alpha": layer.alpha} if type(layer).__name__ == "MixUp" else {"factor": (layer.alpha,) * 2}
         layer = getattr(keras.layers, type(layer).__name__)(**strength, **options)
@@ -161,7 +161,7 @@ def _replaced(layer, draws, name):
         seen.add(id(part))
         _check(part, name)
         part.dtype_policy = "float32"
-        # The method that Keras documents for layers in tf.data.
+        # Keras documents this method for layers in tf.data.
         part._get_seed_generator = lambda backend=None: seeds
         for key, method in (("_sample_from_beta", draws.beta), ("_sample_from_dirichlet", draws.dirichlet)):
             if type(part).__module__.startswith("keras_cv") and hasattr(part, key):

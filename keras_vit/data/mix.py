@@ -11,10 +11,8 @@ class Mix:
     Args:
         policy: A `Policy`. If it has both MixUp and CutMix, one of them is drawn per batch.
 
-    Call arguments:
-        images: Float32 tensor (batch, height, width, channels).
-        labels: Float32 tensor (batch, num_classes) of labels that sum to 1, as they still do in the result.
-        seed: Integer tensor (2,).
+    Call arguments: images: Float32 tensor (batch, height, width, channels). labels: Float32 tensor (batch, num_classes)
+    of labels that sum to 1, also in the result. seed: Integer tensor (2,).
 
     Example:
 
@@ -32,7 +30,7 @@ class Mix:
     def __init__(self, policy: Policy):
         self.smoothing = policy.label_smoothing
         self.layers = []
-        # float32 under any dtype policy: a lower precision would round the pixels.
+        # Compute in float32 under any dtype policy, because a lower precision would round the pixels.
         options = {"data_format": "channels_last", "dtype": "float32"}
         if policy.mixup:
             self.layers.append(unchecked(keras.layers.MixUp(alpha=policy.mixup, **options)))

@@ -1,6 +1,6 @@
 """RandAugment's operations on uint8 images (height, width, 3), as functions of (image, m, s, at).
 
-m is magnitude / 10, a float64 scalar; s the sign, -1 or 1; at two uniform numbers in [0, 1), a position in the image.
+m is magnitude / 10, a float64 scalar. s is the sign, -1 or 1. at is two uniform numbers in [0, 1), a position.
 
 Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, with the warps of tensorflow-addons;
 `auto_augment.py` of timm, with Pillow's operations.
@@ -34,7 +34,7 @@ def autocontrast(image, dtype):
 
 def equalize(image):
     """Equalizes the histogram of each channel."""
-    # One bincount for all channels: their values start at 0, 256 and 512.
+    # Count all channels at once: their values start at 0, 256 and 512.
     values = tf.cast(image, "int32") + tf.constant([0, 256, 512])
     counts = tf.reshape(tf.math.bincount(tf.reshape(values, [-1]), minlength=768, maxlength=768), (3, 256))
     most = tf.gather(counts, tf.cast(tf.reduce_max(image, (0, 1)), "int32"), batch_dims=1)
@@ -61,10 +61,10 @@ def solarize_add(image, addition):
 
 
 def sharpness(image, factor, rounding):
-    """Blends from the smoothed image, with its border not smoothed, to the image."""
+    """Blends from the smoothed image, whose border is not smoothed, to the image."""
     height, width = size(image)
     pixels = tf.cast(image, "float32")
-    # Adds up in the order of a convolution with weights 1, 5 in the middle, over 13, which would take twice as long.
+    # Add in the order of a convolution with weights 1/13 (5/13 in the middle). A convolution takes twice as long.
     side, middle = pixels * (tf.constant(1.0) / 13), pixels * (tf.constant(5.0) / 13)
     smooth = rounding
     for y, x in itertools.product(range(3), range(3)):
@@ -90,7 +90,7 @@ def official_contrast(image, factor):
 
 
 def official_warp(image, matrix):
-    """Takes pixel (x, y) from the one nearest to (ax + by + c, dx + ey + f); gray outside."""
+    """Takes pixel (x, y) from the pixel nearest to (ax + by + c, dx + ey + f), with gray outside."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),
@@ -111,7 +111,7 @@ def official_rotate(image, degrees):
 
 
 def luma(image):
-    """Pillow's grayscale, int32 (height, width, 1)."""
+    """Returns Pillow's grayscale image, int32 (height, width, 1)."""
     return (tf.reduce_sum(tf.cast(image, "int32") * [19595, 38470, 7471], -1, keepdims=True) + 32768) // 65536
 
 
@@ -121,18 +121,18 @@ def timm_contrast(image, factor):
 
 
 def cubic(a, b, c, d, t):
-    """Pillow's cubic interpolation from b (t = 0) to c (t = 1)."""
+    """Returns Pillow's cubic interpolation from b (t = 0) to c (t = 1)."""
     return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a + d - c)))
 
 
 def filled(inside, warped):
-    """Returns the warped image as bytes; ImageNet's mean outside."""
+    """Returns the warped image as bytes, with ImageNet's mean outside."""
     warped = tf.cast(tf.clip_by_value(warped, 0.0, 255.0), "uint8")
     return tf.where(inside[..., None], warped, tf.constant([124, 116, 104], "uint8"))
 
 
 def source(place, length):
-    """Returns whether positions are inside, the second of the four pixels around each, and how far it is from there."""
+    """Returns (is inside, the second of the four nearest pixels, distance from that pixel) of each position."""
     start = tf.floor(place - 0.5)
     return (
         (place >= 0) & (place < tf.cast(length, "float64")),
@@ -142,17 +142,17 @@ def source(place, length):
 
 
 def centers(length):
-    """The positions of pixel centers."""
+    """Returns the positions of pixel centers."""
     return tf.cast(tf.range(length), "float64") + 0.5
 
 
 def timm_warp(image, x_row, y_row):
-    """Takes pixel center (x, y) from (ax + by + c, dx + ey + f), bicubic; ImageNet's mean outside."""
+    """Takes pixel center (x, y) bicubically from (ax + by + c, dx + ey + f), with ImageNet's mean outside."""
     height, width = size(image)
     x, y = centers(width)[None], centers(height)[:, None]
     inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
     inside_y, line, down = source(y_row[0] * x + y_row[1] * y + y_row[2], height)
-    # Window i holds the pixels of columns i - 2 to i + 1 of a line, so that they are gathered together.
+    # Window i contains the pixels of columns i - 2 to i + 1 of a line, so that one index gathers all of them.
     padded = tf.concat([image[:, :1]] * 2 + [image] + [image[:, -1:]] * 2, 1)
     windows = tf.reshape(tf.concat([padded[:, i : i + width + 1] for i in range(4)], -1), (-1, 12))
     window = tf.clip_by_value(column + 1, 0, width)
@@ -165,14 +165,14 @@ def timm_warp(image, x_row, y_row):
 
 
 def timm_shift(image, shear, offset):
-    """`timm_warp` from (x + shear * y + offset, y): each line shifts as a whole, a third of the time."""
+    """Does `timm_warp` from (x + shear * y + offset, y) in a third of the time, as each line shifts as a whole."""
     height, width = size(image)
     first = 0.5 + shear * centers(height) + offset
     inside, _, _ = source(first[:, None] - 0.5 + centers(width), width)
     _, start, fraction = source(first, width)
     columns = tf.clip_by_value(start[:, None] + tf.range(-1, width + 2), 0, width - 1)
     lines = tf.gather(tf.reshape(image, (-1, 3)), tf.range(height)[:, None] * width + columns)
-    # With the channels of a line in one row, as many numbers as possible take the same fraction.
+    # All channels of a line are in one row, so that as many numbers as possible have the same fraction.
     lines = tf.reshape(tf.cast(lines, "float32"), (height, -1))
     warped = cubic(*(lines[:, 3 * i : 3 * (width + i)] for i in range(4)), fraction[:, None])
     return filled(inside, tf.reshape(warped, (height, width, 3)))

@@ -54,28 +54,26 @@ def pipeline(
     `broken` (a `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each
     backend, with any number of threads.
 
-    Each iteration is one epoch, and the next epoch begins only once an iteration has returned its last batch: an
-    interrupted `fit`, `next(iter(data))` or `data.take(5)` sees the same batches again, while `num_batches=5` gives new
-    ones in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` if an epoch has only a few batches,
-    since your own `prefetch`, or the batch that `fit` reads to build a model, may use it up.
+    Each iteration is one epoch. The next epoch begins only after an iteration has returned its last batch. An
+    interrupted `fit`, `next(iter(data))` or `data.take(5)` therefore gets the same batches again, but `num_batches=5`
+    gives new batches in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` for epochs of only a few
+    batches, since your own `prefetch`, or the batch that `fit` reads to build a model, may use up an epoch.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
     smaller. A batch without any valid image contains the first valid image of the source.
 
-    With `pad_remainder` all batches are full, and several devices or processes can share each: the last batch of an
-    epoch is filled up with rows of weight 0, and so is the place of a broken image. The others do not weigh 1 but
-    `num_batches * batch_size / num_images`, times their own weight: Keras divides the loss of a batch by its rows,
-    whatever their weights, and averages the batches, which gives exactly the mean over the images. It is too low by
-    the share of broken images. `weighted_metrics` of `model.compile` are exact; `metrics` count all rows. For
-    prediction, with `labels="none"`, the rows added come last.
+    With `pad_remainder` all batches are full, so several devices or processes can share them. Rows of weight 0 fill the
+    last batch of an epoch and the places of broken images. All other rows have their sample weight times `num_batches *
+    batch_size / num_images`. Keras divides the loss of a batch by its number of rows and averages the batches, so the
+    result is exactly the mean over the images. Broken images lower the result by their share. `weighted_metrics` of
+    `model.compile` are exact; `metrics` count all rows. With `labels="none"`, for prediction, the added rows come last.
 
-    Several processes share each batch: process i of P gets the rows from `i * batch_size / P` to
-    `(i + 1) * batch_size / P`, in the order of a single process, with the same crops and augmentation. Side by side,
-    the parts are the batches of a single process, but for what happens within a part: images mix only with others of
-    their part, from draws of its own, and only those replace a broken one. Each process takes the same number of steps,
-    whatever images are broken. It opens only its own files; from TFDS it reads all records, and decodes its own. Only
-    with `cache` each process reads and keeps all images.
+    If processes share each batch, process i of P gets the rows from `i * batch_size / P` to `(i + 1) * batch_size / P`,
+    with the same order, crops and augmentation as in a single process. Only mixing and the replacement of broken images
+    differ: they use only images of the same part, and each part has different random draws for mixing. All processes
+    take the same number of steps, even if images are broken. Each process opens only the files of its part; from TFDS
+    it reads all records, but decodes only its part. With `cache`, each process reads and keeps all images.
 
     Args:
         source: A `Source`.
@@ -86,33 +84,35 @@ def pipeline(
         batch_size: Integer, images per batch, of all processes together.
         training: Bool, sets the defaults: True for random crops, flips and shuffling, False for resizing only.
         augment: A `Policy`, the name of one in `POLICIES`, a layer of Keras or keras-cv, or a list of layers with at
-            most one policy. Layers get images of 0..255 after the operations of the policy, in their order. Layers that
-            mix images, such as MixUp and CutMix, get batches with one-hot labels. The seed of the pipeline replaces
-            the seeds of layers. None: no augmentation but crops and flips.
+            most one policy. Layers are applied in their order, to images of 0..255, after the operations of the policy.
+            Layers that mix images, such as MixUp and CutMix, get batches with one-hot labels. The seed of the pipeline
+            replaces the seeds of layers. None: only crops and flips.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size` and `max_pixels`.
         flip: Bool, mirror half of the images; None: as `training`.
-        labels: "int", "one_hot" or "none" (only images, for prediction); None: int, unless `augment` mixes or smooths.
-        normalize: Bool, True by default, scale images as in `preprocessing`; False gives 0..255, but for the noise of
-            erased rectangles.
+        labels: "int", "one_hot" or "none" (only images, for prediction); None: "one_hot" if `augment` mixes or smooths,
+            else "int".
+        normalize: Bool, True by default, scale images as in `preprocessing`; False gives 0..255, except in erased
+            rectangles.
         channels: Integer, the channels of the images in a batch; 3 by default.
-        shuffle: Bool, or the number of images in the shuffle buffer; files are fully shuffled. True is 10,000, None is
-            as `training`.
+        shuffle: Bool, or the number of images in the shuffle buffer; files are fully shuffled. True: 10,000. None: as
+            `training`.
         seed: Integer.
         repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
-            of several processes needs a path of its own. To decode less in each epoch, see `resize_folder`.
+            process needs a separate path. To decode less in each epoch, see `resize_folder`.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
         pad_remainder: Bool, fill an epoch's last batch with rows of weight 0; the result is (images, labels, weights).
         num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this one.
-            Several need `repeat`, `drop_remainder` or `pad_remainder`, since the last batch may be too small for all.
-        skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. Without `repeat` each
-            iteration still has as many batches as an epoch, and continues in the next epoch if necessary.
-        num_batches: Integer, batches per iteration; None: those of an epoch, or endless with `repeat`.
+            With several processes, set `repeat`, `drop_remainder` or `pad_remainder`, since the last batch may be too
+            small.
+        skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. If `repeat` is False,
+            an iteration still has as many batches as an epoch, and continues in the next epoch.
+        num_batches: Integer, batches per iteration; None: as many as an epoch, or endless with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
 
     Raises:
         TypeError: If an argument of version 0.2 is given; the error contains the argument to write instead.
-        ValueError: If an argument does not fit the others or the source, or no image decodes.
+        ValueError: If arguments do not fit each other or the source, or no image decodes.
     """
     refuse_removed(removed, preprocessing)
     inputs = inputs_of(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
@@ -168,7 +168,7 @@ def pipeline(
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
 
     def build():
-        # The same in each process, since they share the order of the images and its random numbers.
+        # All processes have the same seed, since they share the order of the images and the random numbers.
         root = tf.constant([seed, 0], "int64")
         records, files, num_images = source.records, source.files, source.num_images
         if cache:
@@ -192,7 +192,7 @@ def pipeline(
         row_weight = epochs.row_weight(length) if pad_remainder else None
         steps = Steps(cut, augmented, source, labels, record, inputs["normalize"], files, root, row_weight)
 
-        # Captures only what it needs, since TensorFlow never frees a dataset's Python functions.
+        # This function captures only small objects, since TensorFlow never frees a dataset's Python functions.
         def try_decode(record):
             cut.decode(read(record, files)["image"], (0, 0))
 
@@ -220,7 +220,7 @@ def pipeline(
         else:
             filler = stand_in if pad_remainder else None
             data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
-        # Without mixing, the work is too small for threads.
+        # Use threads only for mixing, because the rest of `finish` is too small for them.
         data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
@@ -234,14 +234,14 @@ def pipeline(
             data.set_epoch = epochs.set
         return data
 
-    # Nothing here needs AutoGraph, whose conversion would take most of the startup time.
+    # `build` does not need AutoGraph, whose conversion would take most of the startup time.
     return tf.autograph.experimental.do_not_convert(build)()
 
 
 def _options():
     options = tf.data.Options()
     options.deterministic = True
-    # After a minute of an iteration, tf.data's tuner wakes up once a minute, and the iteration cannot end before.
+    # After one minute, tf.data's tuner wakes up only once a minute, and an iteration cannot end before that.
     options.autotune.enabled = False
     # A prefetch after the batch counter would make it count ahead.
     options.experimental_optimization.inject_prefetch = False

@@ -17,25 +17,24 @@ def resize_folder(
 
     The copy has the same subfolders. Images whose shorter side is longer than `shorter_side` are reduced to it with
     Pillow's bicubic filter and written as RGB JPEG, with ".jpg" after names of other formats. The other images are
-    copied as they are. What exists in `out` is kept, so that a copy that was interrupted goes on. Files that cannot be
-    decoded are left out, and listed in a warning.
+    copied without changes. Files that exist in `out` are kept, so that the same call continues an interrupted copy.
+    Files that cannot be decoded are left out, and listed in a warning.
 
-    Crops of the copy are less sharp than those of the originals where they are smaller than `image_size`: a random
-    crop with `scale=(0.05, 1)` of an image of 256 pixels has 57 to 256 pixels a side.
+    A crop of the copy is less sharp than a crop of the original if it is smaller than `image_size`. A random crop with
+    `scale=(0.05, 1)` of an image of 256 pixels, for example, has 57 to 256 pixels a side.
 
     Args:
         path: The folder, as for `from_directory`.
         out: The folder of the copy.
         shorter_side: Integer, in pixels.
-        quality: Integer, 1 to 100, of the JPEGs.
+        quality: Integer from 1 to 100, the quality of the JPEGs.
 
     Returns:
         {file: error} of the files that were left out.
 
     Raises:
         FileNotFoundError: If the folder does not exist.
-        ValueError: If an argument is out of range, or `out` is in `path`, or two copies would have one
-            name.
+        ValueError: If an argument is out of range, `out` is in `path`, or two copies would have the same name.
 
     Example:
 
@@ -94,7 +93,7 @@ def _jpeg(file):
 
 
 def _reduced(image, shorter_side):
-    """Returns an array (height, width, 3) as a Pillow image whose shorter side has so many pixels."""
+    """Returns an array (height, width, 3) as a Pillow image whose shorter side has `shorter_side` pixels."""
     from PIL import Image
 
     height, width = image.shape[:2]

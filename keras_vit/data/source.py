@@ -41,8 +41,8 @@ class Source:
         labels: "int": classes counted from 0; "soft": a probability per class; "multi_hot": 0 or 1 per class; "float":
             regression targets; None: no labels.
         class_names: The class names in label order; empty: the class numbers.
-        num_classes: Integer; with "float", how many numbers.
-        arrays: Bool, whether some files are `.npy` files.
+        num_classes: Integer; with "float", the number of targets.
+        arrays: Bool, True if some files are `.npy` files.
     """
 
     records: "tf.data.Dataset"
@@ -62,7 +62,7 @@ class Source:
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):
     """Makes a `Source` of files with labels of the given kind and sample weights."""
-    # As bytes, since a file's name need not be UTF-8.
+    # Paths are bytes, since a file's name need not be UTF-8.
     paths = np.array([os.fsencode(file) for file in files], object)
     records = {"name": paths, "image": paths}
     if kind is not None:

@@ -17,8 +17,8 @@ def folds(
 ) -> Iterator[tuple[dict, dict]]:
     """Yields k pairs (training, validation) of a table for cross-validation, as dicts of columns for `from_dataframe`.
 
-    Pass it `directory` if paths are relative. All folds have the classes of the table, though a fold may lack images of
-    a rare class.
+    Pass `directory` to `from_dataframe` if paths are relative. All folds have the classes of the table, even if a fold
+    has no images of a rare class.
 
     Args:
         frame: A table, as for `keras_vit.data.from_dataframe`.
@@ -45,7 +45,7 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # Many distinct values: regression targets.
+        # Many distinct values are regression targets, not classes.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
@@ -85,8 +85,8 @@ def splits(
 
     Raises:
         FileNotFoundError: If there is no such folder, file or dataset.
-        ValueError: If `train` lacks a test class or a test folder beside it, or an argument for CSV files is given for
-            other data.
+        ValueError: If a test class is missing in `train`, there is `train` but no test folder, or an argument for CSV
+            files is given for other data.
 
     Example:
 

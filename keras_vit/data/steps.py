@@ -10,7 +10,7 @@ from keras_vit.data.source import tf
 class Steps:
     """The steps from a record to an image, and from decoded images to a batch; `root` is the seed, a tensor (2,).
 
-    With a `row_weight`, each image has a weight: this one, times its own; 0 if its index is negative.
+    With `row_weight`, the weight of an image is its sample weight times `row_weight`, and 0 if its index is negative.
     """
 
     def __init__(self, cut, augmentation, source, labels, preprocessing, normalize, files, root, row_weight=None):
@@ -32,7 +32,7 @@ class Steps:
         self._layers = [seeded(layer, tf.TensorSpec((1, *image))) for layer in augmentation.layers]
         self._mixers = [Mix(policy)] if policy.mixes else []
         self._mixers += [mixer(layer, image, source.num_classes) for layer in augmentation.mixers]
-        # Traced once, as one graph node: fewer nodes make an iteration start faster.
+        # Each function is traced once, as one graph node: fewer nodes make an iteration start faster.
         self.decode, self.prepare = (
             tf.function(f, autograph=False, experimental_attributes={"_noinline": True})
             for f in (self._decode, self._prepare)
@@ -83,5 +83,5 @@ class Steps:
 
 
 def read(record, files):
-    """Replaces the path of a record's image by its bytes; without `files` it has them already."""
+    """Replaces the path of a record's image by its bytes if `files`; else the record already has the bytes."""
     return {**record, "image": tf.io.read_file(record["image"])} if files else record

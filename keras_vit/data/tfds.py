@@ -26,7 +26,7 @@ def load(
     Raises:
         ImportError: If tensorflow-datasets is not installed.
         FileNotFoundError: If the dataset is not prepared.
-        ValueError: If it has no such split, no images, or no labels.
+        ValueError: If the dataset has no such split, no images, or no labels.
 
     Example:
 
@@ -35,10 +35,10 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
 
-    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code, which index images by position:
-    another version of a TFDS dataset may give other images.
+    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code, which index images by position.
+    Another version of a TFDS dataset may therefore give other images.
     """
-    # Without TensorFlow, raises an error that says what to install.
+    # If TensorFlow is missing, this raises an error with the command that installs it.
     _ = tf.data
     try:
         import tensorflow_datasets as tfds

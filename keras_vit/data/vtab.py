@@ -44,7 +44,7 @@ def _clevr_distance(record):
 
 
 def _kitti_distance(record):
-    # The nearest car, van or truck; the last class is for images without any.
+    # Use the nearest car, van or truck. The last class is for images without these vehicles.
     depth = tf.boolean_mask(record["objects"]["location"][:, 2], record["objects"]["type"] < 3)
     nearest = tf.reduce_min(tf.concat([depth, [1000.0]], 0))
     return tf.reduce_sum(tf.cast(nearest > [8.0, 20.0, 999.0], "int32"))
@@ -55,7 +55,7 @@ def _dsprites(feature, num_values):
     return lambda record: record[feature] * 16 // num_values
 
 
-# Names as in big_vision.
+# The names are from big_vision.
 VTAB = {
     "caltech101": Task("caltech101", "natural", 102, validation=90),
     "cifar100": Task("cifar100", "natural", 100, validation=90),
