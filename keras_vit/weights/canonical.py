@@ -6,12 +6,12 @@ from typing import NamedTuple
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.source import unwrapped
 
-# An array of size 0 can claim to stack any number of blocks.
+# The largest number of stacked blocks. An array of size 0 could claim any number.
 _MOST_BLOCKS = 1000
 
 
 class Place(NamedTuple):
-    """Where an array is: under a key of the file, at an index of its first axis if blocks are stacked."""
+    """The place of an array: a key of the file, and an index of the first axis if blocks are stacked."""
 
     key: str
     index: int | None = None
@@ -51,11 +51,11 @@ class CanonicalFile:
 
     @property
     def config(self):
-        """The config.json of a folder, or {}; the config of an image tower precedes that of its image-text model."""
+        """The config.json of a folder, or {}. In image-text models, the image tower's config takes precedence."""
         config = self.facts.get("config")
         if not isinstance(config, dict):
             return {}
-        # That of old files comes first.
+        # Old files contain "vision_config_dict", which takes precedence.
         inner = config.get("vision_config_dict") or config.get("vision_config")
         return {**config, **inner} if isinstance(inner, dict) else config
 
@@ -86,7 +86,7 @@ class CanonicalFile:
                 for i in range(count):
                     places[template.format(i) + name.removeprefix(prefix)] = Place(key, i)
             elif name == "embeddings.register_tokens" and 0 in self.file.entries[key].shape:
-                # DINOv3 without registers.
+                # This is a DINOv3 without registers.
                 self.ignored.append(key)
             else:
                 places[name] = Place(key)
@@ -102,7 +102,7 @@ class CanonicalFile:
             weight = self.source.weight_of(key)
             name = weight and self.source.find(weight)
             if name and all(key in self.shapes for key in name.keys):
-                # Arrays of the wrong rank are left out here and reported when matched with a model.
+                # Arrays of the wrong rank are left out, and reported when they are matched with a model.
                 with contextlib.suppress(IndexError, ValueError):
                     found[weight] = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
         return found

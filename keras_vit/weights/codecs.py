@@ -1,4 +1,4 @@
-"""How a weight is laid out in a file. Shapes are tuples; `heads` is (num_heads, head_dim)."""
+"""Layouts of a weight in a file. Shapes are tuples; `heads` is (num_heads, head_dim)."""
 
 import math
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 class Same:
-    """One array, identical in file and model; base class of the other layouts."""
+    """One array, identical in file and model; the base class of all layouts."""
 
-    # The position in the file's array; save_weights concatenates the parts in this order.
+    # The weight's position in the file's array. save_weights concatenates the parts in this order.
     part = 0
-    # Whether it is a bias of queries, keys and values whose keys have none.
+    # True for a bias of queries, keys and values in which the keys have no bias.
     without_keys = False
 
     def file_shapes(self, shape, heads):
@@ -22,7 +22,7 @@ class Same:
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
-        """Returns whether file arrays of `shapes` fit a model weight of `shape`."""
+        """Returns True if file arrays of `shapes` fit a model weight of `shape`."""
         return shapes == self.file_shapes(shape, heads)
 
     def to_model(self, arrays, shape):
@@ -35,7 +35,7 @@ class Same:
 
 
 class Ones(Same):
-    """One array whose leading axes of length 1 differ; writing adds `before` and drops `without` of them."""
+    """One array whose leading axes of length 1 differ. Writing adds `before` such axes and drops `without`."""
 
     def __init__(self, before=0, without=0):
         self.before, self.without = before, without
@@ -73,7 +73,7 @@ class Flat(Same):
 
 
 class Transposed(Same):
-    """A dense kernel in PyTorch's layout, (outputs, inputs) and then `ones` axes of length 1.
+    """A dense kernel in PyTorch's layout: (outputs, inputs), then `ones` axes of length 1.
 
     The model's first `inputs` axes are inputs.
     """
@@ -93,7 +93,7 @@ class Transposed(Same):
 
 
 class Permuted(Same):
-    """One array; the model's axes are those numbered `axes` in the file."""
+    """One array, whose axes in the model are `axes` of the file's array."""
 
     def __init__(self, *axes):
         self.axes = axes
@@ -108,8 +108,8 @@ class Permuted(Same):
         return (value.transpose(np.argsort(self.axes)),)
 
 
-# PyTorch's kernels of a convolution, (outputs, inputs, height, width), and of a depthwise one, (channels, 1, height,
-# width).
+# PyTorch's kernels: of a convolution, (outputs, inputs, height, width), and of a depthwise convolution, (channels, 1,
+# height, width).
 TORCH_CONV, TORCH_DEPTHWISE = Permuted(2, 3, 1, 0), Permuted(2, 3, 0, 1)
 
 
@@ -142,7 +142,7 @@ class Fused(Same):
 
 
 class QueryValue(Same):
-    """The biases of queries and values, two arrays in the file; that of the keys is zero in the model."""
+    """The biases of queries and values, two arrays in the file. The bias of the keys is zero in the model."""
 
     without_keys = True
 
@@ -158,7 +158,7 @@ class QueryValue(Same):
 
 
 class Masked(Same):
-    """A bias of queries, keys and values, and the mask that DINOv3's code multiplies it by: 0 for the keys, else 1."""
+    """A bias of queries, keys and values, and the mask that multiplies it in DINOv3: 0 for the keys, else 1."""
 
     without_keys = True
 
@@ -173,7 +173,7 @@ class Masked(Same):
 
 
 class Part(Same):
-    """One of `count` weights of layout `codec` that the file concatenates on the first axis of an array."""
+    """One of `count` weights of layout `codec`, which the file concatenates on the first axis of an array."""
 
     def __init__(self, codec, part, count):
         self.codec, self.part, self.count = codec, part, count

@@ -1,4 +1,4 @@
-"""Downloads published files by Keras, and checks their hashes."""
+"""Downloads published files with Keras, and checks their hashes."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class DownloadError(OSError):
 def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
     """Downloads a file to a temporary name, checks it as `confirm` does, and moves it to `path`.
 
-    Several processes may download the same file: the first one to finish places it, and the others check that file.
+    Several processes may download the same file. The first one to finish moves its file; the rest check that file.
     """
     path = Path(path)
     known = _known(sha256, sha256_prefix, pin)
@@ -38,13 +38,13 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
 
 
 def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
-    """Raises ValueError unless a file has every known SHA-256, or passes `check(path)` if none is known.
+    """Raises ValueError if a file does not have every known SHA-256, or fails `check(path)` if none is known.
 
     Args:
         path: Path of the file.
         sha256: The published SHA-256, 64 hexadecimal digits, or None.
         sha256_prefix: Its first digits, or None.
-        pin: Path of a `sha256sum` file, which keeps the hash of the first use if none was published in full.
+        pin: Path of a `sha256sum` file. It stores the hash of the first use if no full hash was published.
         check: Function of the path that raises ValueError for a wrong file.
     """
     known = _known(sha256, sha256_prefix, pin)
@@ -63,7 +63,7 @@ def _known(sha256, sha256_prefix, pin):
 
 
 def _checked(path, known, check):
-    """Returns the SHA-256 of a file after all checks."""
+    """Returns the SHA-256 of a file; raises if a check fails."""
     check_is_no_stand_in(path)
     digest = digest_of(path)
     for origin, digits in known.items():
@@ -75,7 +75,7 @@ def _checked(path, known, check):
 
 
 def _remember(pin, digest, known):
-    """Pins a hash that was not known in full, if the folder can be written."""
+    """Writes the pin if the full hash was not known, and if the folder is writable."""
     if digest not in known.values():
         with contextlib.suppress(OSError), replacing(pin) as temporary:
             temporary.write_text(f"{digest}  {Path(pin).stem}\n")

@@ -9,7 +9,7 @@ STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
 
 
 class Value(NamedTuple):
-    """The value of a field and its origin; it is not `certain` if other models have the same file."""
+    """The value of a field and its origin. `certain` is False if models with other values have the same file."""
 
     value: Any
     origin: str
@@ -29,7 +29,7 @@ class Positions(NamedTuple):
 
 
 class Found:
-    """What a checkpoint implies for each config field: a value with its origin, or the reason why it is unknown.
+    """The config fields that a checkpoint implies: a value with its origin, or the reason why it is unknown.
 
     Args:
         path: Path of the checkpoint, for errors.
@@ -47,7 +47,7 @@ class Found:
         self.path = path
         self.values: dict[str, Value] = {}
         self.unknown: dict[str, str] = {}
-        # How the source's code resizes position embeddings, and the layout of the file's table.
+        # The method by which the source's code resizes position embeddings, and the layout of the file's table.
         self.position_interpolation = "linear"
         self.positions = Positions()
         # The grids of tables of relative positions, by weight.
@@ -66,20 +66,20 @@ class Found:
             self.unknown[name] = reason
 
     def doubt(self, reasons):
-        """Marks fields as unknown, given {field: reason}; the number of heads stays known if the shapes show it."""
+        """Marks fields as unknown, from {field: reason}; if the shapes show the number of heads, it stays known."""
         for name, reason in reasons.items():
             if name != "num_heads" or name not in self.values:
                 self.leave(reason, name)
 
     def attempt(self, origin, name, read):
-        """Sets a field to what `read()` returns; if it raises ValueError, the field is unknown for this reason."""
+        """Sets a field to the result of `read()`; if that raises ValueError, the field is unknown for this reason."""
         try:
             self.put(origin, **{name: read()})
         except ValueError as error:
             self.leave(str(error), name)
 
     def forget(self, *names):
-        """Removes fields, whether they are known or not."""
+        """Removes known and unknown fields."""
         for name in names:
             self.values.pop(name, None)
             self.unknown.pop(name, None)
@@ -89,15 +89,15 @@ class Found:
         return self.values[name].value if name in self.values else default
 
     def certain(self, name):
-        """Returns whether the value of a field is known, and no other value is possible."""
+        """Returns True if the value of a field is known, and no other value is possible."""
         return name in self.values and self.values[name].certain
 
     def is_stated(self, name):
-        """Returns whether the file states the value of a field."""
+        """Returns True if the file states the value of a field."""
         return name in self.values and self.values[name].origin == STATED
 
     def resolve(self, given):
-        """Returns all fields, of which those in `given` override the file's; raises if others are unknown."""
+        """Returns all fields; `given` overrides the file's values. Raises if a field is unknown and not given."""
         order = sorted(self.unknown, key=lambda name: ("preprocessing", "num_heads", name).index(name))
         unknown = {name: self.unknown[name] for name in order if name not in given}
         if unknown:
@@ -110,7 +110,7 @@ class Found:
         return {**{name: value.value for name, value in self.values.items()}, **given}
 
     def differences(self, fields, names):
-        """Yields (field, the file's value, the model's value) for the fields in `names` that differ for certain."""
+        """Yields (field, the file's value, the model's value) for the fields in `names` that certainly differ."""
         for name in names:
             if self.certain(name) and name in fields and fields[name] != self.get(name):
                 yield name, self.get(name), fields[name]
@@ -130,7 +130,7 @@ def attempt_preprocessing(found, origin, read):
 
 
 def put_preprocessing(found, source, known=True):
-    """Adds the preprocessing of the published models of a source, or leaves it unknown if they differ in it."""
+    """Sets the preprocessing of a source's published models, or leaves it unknown if these differ in it."""
     if source.preprocessing is None or not known:
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:

@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints on the Hugging Face hub and Kaggle by name, through their own clients and caches."""
+"""Reads and writes checkpoints on the Hugging Face hub and Kaggle by name, through their clients and caches."""
 
 import contextlib
 import glob
@@ -15,7 +15,7 @@ from keras_vit.weights.read.folders import WEIGHTS
 logger = logging.getLogger("keras_vit")
 
 _HUGGING_FACE = re.compile(
-    # A branch's name may hold no slash here; those of pull requests do.
+    # Branch names with a slash are not supported, except pull requests (refs/pr/N).
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/pr/\d+|[^/@]+))?(/(?P<inside>[^/].*?))?/?"
 )
 _KAGGLE = re.compile(r"kaggle://(?P<handle>[\w.-]+(/[\w.-]+){3}(/\d+)?)(/(?P<inside>[^/].*?))?/?")
@@ -25,12 +25,12 @@ _FILES = (".npz", ".safetensors", ".pth", ".keras", ".h5")
 
 
 def is_name(path):
-    """Returns whether `path` is a hub's name rather than a local path."""
+    """Returns True if `path` is a hub's name, and not a local path."""
     return isinstance(path, str) and path.startswith(("hf://", "kaggle://"))
 
 
 def local_path(path):
-    """Returns the local path of a hub's name, whose files are downloaded if they are not cached; other paths as is."""
+    """Returns the local path for a hub's name, after downloading what is not cached; returns other paths unchanged."""
     if not is_name(path):
         return path
     if found := _HUGGING_FACE.fullmatch(path):
@@ -41,9 +41,9 @@ def local_path(path):
 
 
 def upload(name, format, write, card):
-    """Uploads what `write(path)` writes, with the model card `card(repo, folder)` if the repository has none.
+    """Uploads the files of `write(path)`, with the model card `card(repo, folder)` if the repository has no card.
 
-    A missing repository is created.
+    If the repository does not exist, it is created.
     """
     found = _HUGGING_FACE.fullmatch(name)
     if found is None:
@@ -70,7 +70,7 @@ def _of_hugging_face(name, repo, revision, inside):
             files = [file.rfilename for file in hub.HfApi().model_info(repo, revision=revision).siblings]
         except hub.errors.RevisionNotFoundError:
             raise
-        # Offline, the errors of each version's HTTP client differ.
+        # If the hub is offline, the class of the error depends on the version's HTTP client.
         except Exception as error:
             cached = {"revision": revision, "allow_patterns": [], "local_files_only": True}
             try:
@@ -150,7 +150,7 @@ def _sentence(error):
 
 @contextlib.contextmanager
 def _explaining(what, repo):
-    """Raises errors that name the repository and say what to do, in place of huggingface_hub's."""
+    """Replaces huggingface_hub's errors by errors that name the repository and a remedy."""
     from huggingface_hub import constants, errors
 
     page, log_in = f"{constants.ENDPOINT}/{repo}", "log in with `hf auth login` or set HF_TOKEN"
@@ -171,7 +171,7 @@ def _explaining(what, repo):
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             raise PermissionError(f"{what}: the hub refused access ({status}). To {page}, {log_in}.") from error
-        # Errors of the disk are clear.
+        # Errors of the disk need no explanation.
         if isinstance(error, OSError) and error.errno:
             raise
         raise ConnectionError(

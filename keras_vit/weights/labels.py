@@ -1,6 +1,6 @@
-"""The class names and the task that the config.json of a folder states."""
+"""Reads the class names and the task from the config.json of a folder."""
 
-# The tasks by the `problem_type` of transformers, which timm's folders may have too.
+# The tasks by transformers' `problem_type`, which timm's folders may contain too.
 TASKS = {
     "single_label_classification": "single_label",
     "multi_label_classification": "multi_label",
@@ -15,7 +15,7 @@ def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
         found: The `Found`, which has num_classes.
         config: The config.json.
         labels: The list or dict, or None.
-        of_timm: Whether there may be a list, or numbers with gaps, which class names cannot express.
+        of_timm: Bool. True allows a list, and ignores a dict whose numbers have gaps.
         usual: The task of a config without `problem_type`.
     """
     if not found.get("num_classes"):
@@ -40,7 +40,7 @@ def _names(found, labels, of_timm):
             raise _invalid(found.path, "id2label with a name for each number from 0", labels)
         labels = [name for _, name in sorted(labels.items(), key=lambda item: int(item[0]))]
     if labels is None or labels == [f"LABEL_{i}" for i in range(len(labels))]:
-        # Without names, transformers writes placeholders.
+        # If there are no names, transformers writes placeholders.
         return None
     if not isinstance(labels, list) or not all(isinstance(name, str) and name for name in labels):
         raise _invalid(found.path, "class names that are texts", labels)

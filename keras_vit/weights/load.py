@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model: plans by shapes, reads and converts, and only then changes the model."""
+"""Loads a checkpoint into a model: makes a plan from the shapes, reads and converts, then changes the model."""
 
 import os
 from typing import NamedTuple
@@ -23,15 +23,15 @@ _HOW = {
     "geometric": "linear, between offsets in a geometric progression",
 }
 _POSITIONS = "position_embedding/embeddings"
-# Of the patches and grids that are resized, since the memory for that grows with its square.
+# The largest side of resized patches and grids, since resizing needs memory for its square.
 _LARGEST_SIDE = 1024
 
 
 class Layout(NamedTuple):
     """The sizes that decide how the arrays of a file, or of a model, are split and resized.
 
-    `grid` is that of the position table without its `num_prefix_positions`, or None; `tables` are the grids of tables
-    of relative positions by weight; `description` is for errors.
+    `grid` is the grid of the position table without its `num_prefix_positions`, or None. `tables` are the grids of
+    tables of relative positions, by weight. `description` is for errors.
     """
 
     num_heads: int | None
@@ -46,12 +46,12 @@ class Layout(NamedTuple):
 
 
 def _assign(variables, values):
-    """Assigns each variable its value; if one fails, restores all."""
+    """Assigns each variable its value; if an assignment fails, restores all variables."""
     before = {}
     try:
         for weight in list(values):
             before[weight] = ops.copy(ops.convert_to_tensor(variables[weight]))
-            # Frees each value before the next variable is copied.
+            # `pop` frees each value before the next variable is copied.
             variables[weight].assign(values.pop(weight))
     except BaseException:
         for weight, value in before.items():
@@ -60,7 +60,7 @@ def _assign(variables, values):
 
 
 class Plan:
-    """Maps the file's arrays to the model's weights; raises unless all are accounted for.
+    """Maps the file's arrays to the model's weights; raises if an array or a weight is left over.
 
     The `Layout`s `there` and `here` are of the checkpoint and of the model.
     """
@@ -93,7 +93,7 @@ class Plan:
         self._match()
 
     def _dropped_layers(self, skip):
-        """Returns {layer name: reason} for the layers left out on both sides."""
+        """Returns {layer name: reason} for the layers that are left out of the file and the model."""
         if isinstance(skip, str):
             skip = (skip,)
         here = {weight.split("/")[0] for weight in self.variables}
@@ -154,7 +154,7 @@ class Plan:
             )
 
     def _adapts(self, weight, needed):
-        """Returns whether the file's array, of another shape, can be adapted to the weight."""
+        """Returns True if the file's array, of another shape, can be adapted to the weight."""
         there = self.checkpoint.weights.get(weight, ())
         if len(there) != len(needed):
             return False
@@ -181,7 +181,7 @@ class Plan:
             yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."
 
     def values(self):
-        """Yields (weight, array) for all weights that change, each once its arrays are read; changes no weight."""
+        """Yields (weight, array) for each weight to change, once its arrays are read. Changes no weight."""
         self.report.loaded.update({weight: tuple(self.variables[weight].shape) for weight in self.rows})
         # {key of the file: the weights that still need it}.
         users = {}
@@ -201,7 +201,7 @@ class Plan:
                     if not users[used]:
                         del arrays[used]
                 if weight in (*PREFIX_TOKENS, *REGISTERS):
-                    # What is added to them is known after the position embeddings.
+                    # Positions are added to these tokens once the position embeddings are read.
                     tokens[weight] = value
                 else:
                     yield weight, value
@@ -215,13 +215,13 @@ class Plan:
     def load(self, whole):
         """Loads the values, and returns the `LoadReport`.
 
-        With `whole`, the model takes all weights or none, in twice its memory. Otherwise each array is freed once it is
-        loaded, and a damaged one leaves a model that is not to be used: for builders, which raise the error.
+        With `whole`, either all weights change or none, with twice the model's memory. Builders set it to False, which
+        frees each array once it is loaded. If an array is damaged, the model is then unusable, and the error is raised.
         """
         if whole:
             _assign(self.variables, dict(self.values()))
             return self.report
-        # Not the head, whose initializer may have returned the user's array, nor positions, which may be kept.
+        # Keep the head, whose initializer may have returned the user's array, and positions, which may be read again.
         kept = ("head", "head_dist", "position_embedding")
         free(self.variables[weight] for weight in self.rows if weight.split("/")[0] not in kept)
         for weight, value in self.values():
@@ -229,7 +229,7 @@ class Plan:
         return self.report
 
     def _value(self, weight, arrays):
-        """Returns the value of a weight, from arrays of the file by their keys."""
+        """Returns the value of a weight, from {key: array of the file}."""
         name, shape = self.rows[weight], tuple(self.variables[weight].shape)
         adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
         adapt = self._adapt_table if weight in self.here.tables else adapt
@@ -250,7 +250,7 @@ class Plan:
     def _adapt_positions(self, weight, embeddings, shape):
         there, here = self.there.grid, self.here.grid
         if there is None or here is None:
-            # The table fits without a grid.
+            # If a grid is unknown, the table is not resized.
             return embeddings
         num_there, num_here = self.there.num_prefix_positions, self.here.num_prefix_positions
         prefix, patches = embeddings[:, :num_there], embeddings[0, num_there:]

@@ -1,6 +1,6 @@
-"""Replaces the values of a model that nobody has used yet, in little more than the memory of its weights.
+"""Replaces the values of an unused model in little more than the memory of its weights.
 
-New arrays beside old ones of other sizes would leave gaps of up to half as much.
+New arrays next to old arrays of other sizes would leave gaps of up to half as much memory.
 """
 
 import keras
@@ -8,21 +8,21 @@ from keras import ops
 
 
 def free(variables):
-    """Frees values that are going to be replaced, on JAX; the variables cannot be read until then."""
+    """Frees values on JAX before they are replaced; until then, the variables cannot be read."""
     if keras.backend.backend() == "jax":
         for variable in variables:
             variable.value.delete()
 
 
 def overwrite(variable, value):
-    """Assigns a value; on TensorFlow's CPU, into the memory of the variable."""
+    """Assigns a value; TensorFlow on a CPU writes it into the memory of the variable."""
     own = variable.value
     if (
         keras.backend.backend() != "tensorflow"
-        # A strategy of `tf.distribute` has a copy for each device.
+        # With a strategy of `tf.distribute`, each device has a copy.
         or hasattr(own, "values")
         or "CPU" not in own.device
-        # Assigned to a part, it would be repeated.
+        # A sliced assignment would broadcast a value of another shape.
         or value.shape != tuple(variable.shape)
     ):
         variable.assign(value)
@@ -30,5 +30,5 @@ def overwrite(variable, value):
     import tensorflow as tf
 
     own[...].assign(ops.cast(value, variable.dtype))
-    # Else each later read of the variable would copy it.
+    # A sliced assignment makes each later read copy the variable; turn this off.
     tf.raw_ops.DisableCopyOnRead(resource=own.handle)

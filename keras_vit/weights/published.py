@@ -24,29 +24,29 @@ class Row(NamedTuple):
     # As in "ViTB16.imagenet21k".
     name: str
     architecture: str
-    # [recipe]_classes_[resolution]: the paper's own recipe and 224 pixels are left out. BiT: pretraining_classes.
-    # Without a classifier: the recipe or the images only; "reg4": with registers.
+    # [recipe]_classes_[resolution], without the paper's recipe and without 224 pixels. For BiT, pretraining_classes. If
+    # there is no classifier, only the recipe or the images. "reg4" models have registers.
     tag: str
     url: str
     # As in `load_weights`.
     source: str
-    # None if unpublished; DeiT file names contain the first digits.
+    # None if unpublished. The names of DeiT's files contain the first digits.
     sha256: str | None
     sha256_prefix: str | None
-    # Pixels per side of the last training or fine-tuning.
+    # The side of the images in the last training or fine-tuning, in pixels.
     resolution: int
-    # 0 without a classifier.
+    # 0 if there is no classifier.
     num_classes: int
     # Published ImageNet top-1, in percent.
     accuracy: float | None
     # SPDX name.
     license: str
-    # In the cache: as published, prefixed by its folder if several files share the name.
+    # The name in the cache: as published, with its folder as prefix if several files have the same name.
     filename: str
 
     @property
     def preprocessing(self):
-        """The `keras_vit.Preprocessing` that its model expects."""
+        """The `keras_vit.Preprocessing` that the model expects."""
         return Preprocessing(**_PREPROCESSING[self.source])
 
 
@@ -67,9 +67,9 @@ _VIT = (
 )
 # AugReg (arXiv 2106.10270): model, then its checkpoints of ImageNet-21k, of ImageNet at 224 and at 384 pixels, each as
 # augmentation/weight decay/dropout (also stochastic depth)/learning rate of fine-tuning:accuracy. All but the accuracy
-# make up the name of the file. The files at 21k and 384 are those that the official README recommends, B/8 from its
-# notebook. At 224 it recommends only B/8; the others are from timm's table, some fine-tuned from another checkpoint
-# than that of the tag augreg_imagenet21k.
+# make up the name of the file. The official README recommends the files at 21k and 384, and its notebook B/8. At 224
+# pixels the README recommends only B/8. The rest are from timm's table, and some of them are fine-tuned from another
+# checkpoint than augreg_imagenet21k.
 _AUGREG = """
 R_Ti_16   none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:75.40
 Ti_16     none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:78.22
@@ -96,7 +96,7 @@ _DEIT = (
     ("DeiTB16Distilled", "deit_base_distilled_patch16_384", "d0272ac0", 85.2),
 )
 # MAE (arXiv 2111.06377): architecture, its size in the files' names, and the accuracy of the fine-tuned model, from the
-# authors' FINETUNE.md. DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193): architecture, and its name in the files'.
+# authors' FINETUNE.md. DINO (arXiv 2104.14294), DINOv2 (arXiv 2304.07193): architecture, its name in the files' names.
 # No SHA-256 of these files is published.
 _MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
 _DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
@@ -151,7 +151,7 @@ def _published():
 
 
 def _with_accuracy(file):
-    """Returns ("ViT-B_16", 83.97) for "ViT-B_16:83.97", and None as the accuracy without one."""
+    """Returns ("ViT-B_16", 83.97) for "ViT-B_16:83.97"; if there is no accuracy, it is None."""
     name, _, accuracy = file.partition(":")
     return name, float(accuracy) if accuracy else None
 
@@ -182,7 +182,7 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
 
 _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
-# The first digits of the SHA-256, by the name of the file as published.
+# The first digits of the SHA-256, by the published name of the file.
 SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}
-# The source of a published file, by its name. The keys of DINO's and MAE's files do not distinguish the two.
+# The source of a published file, by its name. DINO's and MAE's files have the same keys.
 SOURCES_OF_FILES = {row.filename: row.source for row in ROWS.values()}

@@ -12,19 +12,19 @@ NO_WEIGHTS = "holds no weights of the model"
 
 @dataclass
 class LoadReport:
-    """The outcome for each weight of the file and the model; prints as text.
+    """The outcome for each weight of the file and the model. It prints as text.
 
     Args:
         path: Path of the file.
         source: Name of the code base of the file's format.
         model: Name of the model.
         loaded: Dict from weight path to shape.
-        resized: Dict from weight path to how positions or patches were resized.
-        adapted: Dict from weight path to how channels or prefix positions were adapted.
+        resized: Dict from weight path to the resizing of positions or patches.
+        adapted: Dict from weight path to the adaptation of channels or prefix positions.
         skipped: Dict from the file's unused keys to the reason.
-        kept: Dict from weights not loaded to their value: "zero" or "unchanged".
+        kept: Dict from weights that were not loaded to their value: "zero" or "unchanged".
         assumed: Dict from settings unknown to `from_pretrained` to the values it used.
-        unchecked: Dict from files without a known SHA-256 or checksums, whose damage is not noticed, to what to do.
+        unchecked: Dict from files without SHA-256 and checksums, in which damage is not noticed, to the remedy.
 
     Example:
 
@@ -57,7 +57,7 @@ class LoadReport:
 
     @staticmethod
     def _shown(outcomes):
-        """Returns the rows of an outcome; the many keys that hold no weights, such as counters, are one row."""
+        """Returns the rows of an outcome. If 4 or more keys hold no weights, such as counters, they are one row."""
         without = [key for key, what in outcomes.items() if what == NO_WEIGHTS]
         if len(without) < 4:
             return outcomes
@@ -65,14 +65,14 @@ class LoadReport:
         return {**others, f"{len(without)} keys, such as {without[-1]}": NO_WEIGHTS}
 
     def log(self):
-        """Logs to "keras_vit": a warning if model and file differ, else info."""
+        """Logs the report to "keras_vit", as a warning if model and file differ, else as info."""
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed or self.unchecked
         logger.log(logging.WARNING if differs else logging.INFO, "%s", self)
 
 
 class WeightsMismatchError(ValueError):
-    """A file does not fit a model, which is left unchanged.
+    """A file does not fit a model. The model is unchanged.
 
     Attributes:
         unexpected: The file's keys that have no place in the model.
@@ -108,6 +108,6 @@ class WeightsMismatchError(ValueError):
 
 
 def _differing(there, here):
-    """Returns one line that names the differing sizes, of those known on both sides."""
+    """Returns a line with the names of sizes that are known on both sides and differ, if there are any."""
     names = [name for name, size in there.items() if None not in (size, here.get(name)) and size != here[name]]
     return [f"  They differ in {', '.join(names)}."] if names else []

@@ -16,8 +16,8 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 
 def resize_patches(kernel, patch_size):
-    """FlexiViT's pseudo-inverse resize of a (height, width, channels, hidden_dim) kernel to a (height, width)."""
-    # arXiv 2212.08013, section 3.4: exact for larger patches of enlarged images, else least squares.
+    """Resizes a (height, width, channels, hidden_dim) kernel to a (height, width) by FlexiViT's pseudo-inverse."""
+    # arXiv 2212.08013, section 3.4. The result is exact for larger patches of enlarged images, else least squares.
     rows, columns = (
         np.linalg.pinv(resize_matrix(old, new, "bilinear").T)
         for old, new in zip(kernel.shape[:2], patch_size, strict=True)
@@ -31,9 +31,9 @@ def adapt_channels(kernel, in_channels):
     old = kernel.shape[2]
     if in_channels == old:
         return kernel
-    # The sum gives a grey image the same output as in all channels.
+    # A grey image gives the same output as the image repeated in all channels.
     if in_channels == 1:
         return kernel.sum(axis=2, keepdims=True)
-    # Rescaled to keep the size of the output.
+    # Rescale the kernel, so that the output keeps its magnitude.
     tiled = np.tile(kernel, (1, 1, math.ceil(in_channels / old), 1))[:, :, :in_channels]
     return tiled * np.asarray(old / in_channels, kernel.dtype)

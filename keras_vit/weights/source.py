@@ -1,4 +1,4 @@
-"""The format of a code base: a table of weight names that is read in both directions."""
+"""The checkpoint format of a code base: a table of weight names for reading and writing."""
 
 import dataclasses
 import functools
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from keras_vit.weights import codecs
 
-# The layers of a block and of a unit, in the paths of weights.
+# The path of a block and of a unit, in the paths of weights.
 BLOCK = "block_{block:02d}/"
 UNIT = "stage_{stage}_unit_{unit:02d}/"
 _TRANSPOSED = codecs.Transposed()
 
 
 class Name(NamedTuple):
-    """One row: the file's keys for a model weight, and how their arrays convert to it."""
+    """One row: the file's keys for a model weight, and the codec that converts their arrays."""
 
     keys: tuple
     codec: codecs.Same = codecs.Same()
@@ -22,49 +22,49 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A code base's checkpoint format and its models' settings; those that its files do not tell are None."""
+    """A code base's checkpoint format and its models' settings. Settings that its files do not determine are None."""
 
     name: str
-    # From weight path to Name; both may contain {block:02d}, {stage} and {unit:02d}, and keys {stage0} and {unit0},
+    # {weight path: Name}. Both may contain {block:02d}, {stage} and {unit:02d}. Keys may contain {stage0} and {unit0},
     # which count from 0.
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
-    # Of the ResNets of its hybrids and BiT, and of BiT's max pooling.
+    # The epsilons of hybrids' ResNets and of BiT, and the padding of BiT's max pooling.
     resnet_epsilons: str | None = "official"
     pool_padding: str | None = None
     position_interpolation: str = "linear"
-    # Whether the class token has a position embedding, if a table's length allows both.
+    # True if the class token has a position embedding, for tables whose length allows both.
     class_token_position: bool = True
-    # None if its published models differ in it.
+    # None if the published models have different preprocessing.
     preprocessing: dict | None = None
-    # (regular expression, replacement) pairs for other spellings of keys.
+    # (regular expression, replacement) pairs that convert other spellings of keys.
     aliases: tuple = ()
     # Regular expression of keys that hold no weights of the model, such as an optimizer's state.
     ignored: str = r"(?!)"
-    # (regular expression, what it is) pairs for keys of models that this package does not have.
+    # (regular expression of keys, name) pairs for parts of models that this package does not have.
     refused: tuple = ()
-    # {name: value} of a folder's config, for settings that this package does not have.
+    # {name: the only supported value} of settings in a folder's config that this package does not have.
     config: dict = dataclasses.field(default_factory=dict)
     # Prefixes that all keys may have.
     prefixes: tuple = ()
-    # (prefix, template) if its files may stack all blocks on the first axis.
+    # (prefix of stacked keys, template of keys per block) if files may stack all blocks on the first axis.
     stacked: tuple | None = None
-    # Rows like `names` for files that spell some weights otherwise, by the config's field that needs them, or a name.
+    # Rows that replace rows of `names` in some files, by the config field that needs them, or by any name.
     spellings: dict = dataclasses.field(default_factory=dict)
-    # Of gated MLPs, where it is another.
+    # The activation of gated MLPs, if it differs.
     gated_activation: str | None = None
     # The width of a head, if it is the same in all models.
     head_dim: int | None = None
-    # The family of its models.
+    # The family of the models.
     family: str = "vit"
-    # Regular expression that a key of its files matches, where other sources have the same first layer.
+    # Regular expression of a key in its files, if files of other sources have the same first layer.
     mark: str | None = None
-    # The model_type of its transformers folders.
+    # The values of model_type in transformers folders.
     model_types: tuple = ()
 
     def canonical_keys(self, keys):
-        """Returns ({key as in `names`: key in the file}, [keys without weights])."""
+        """Returns ({key in `names`: key in the file}, [keys without weights])."""
         canonical, ignored = {}, []
         for key in keys:
             name = self._canonical(key)
@@ -77,7 +77,7 @@ class Source:
         return canonical, ignored
 
     def _canonical(self, key):
-        """Returns a key as in `names`, or None for a key without weights."""
+        """Returns the key in `names` for a key in a file, or None for a key without weights."""
         name = unwrapped(key)
         if name == _COUNTER or re.match(self.ignored, name):
             return None
@@ -88,7 +88,7 @@ class Source:
         return name
 
     def refuse_keys(self, path, keys, model_name=None):
-        """Raises if canonical keys show a model that the source has and this package has not."""
+        """Raises if canonical keys belong to a model of the source that this package does not have."""
         for pattern, part in self.refused:
             key = next((key for key in keys if re.match(pattern, key)), None)
             if key is not None:
@@ -97,19 +97,19 @@ class Source:
                 )
 
     def refuse_settings(self, path, config, model_name=None):
-        """Raises if the config of a folder has other values than those in `config`."""
+        """Raises if the config of a folder has other values than `config`."""
         for setting, value in self.config.items():
             if config.get(setting, value) != value:
                 what = f"{setting}={config[setting]!r}, which is not supported. Expected: {value!r}"
                 raise self.refusal(path, model_name, what)
 
     def refusal(self, path, model_name, what):
-        """Returns the error for a model that has something which this package does not have."""
+        """Returns the error for a model with a property that this package does not have."""
         name = f" ({model_name})" if model_name else ""
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def spelled(self, keys):
-        """Returns this source with the rows of those spellings whose keys are all among `keys`, those of a file."""
+        """Returns this source with the rows of each spelling whose keys are all among the `keys` of a file."""
 
         def holds(rows):
             return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
@@ -117,7 +117,7 @@ class Source:
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 
     def spelled_for(self, config):
-        """Returns this source with the rows of those spellings that a model's config needs."""
+        """Returns this source with the rows of each spelling that a model's config needs."""
         return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
 
     def _with(self, spellings):
@@ -127,7 +127,7 @@ class Source:
         return dataclasses.replace(self, names=names)
 
     def find(self, weight):
-        """Returns the Name of a model weight by its path, or None."""
+        """Returns the Name for the path of a model weight, or None."""
         for path, name in self.names.items():
             numbers = _numbers(path, weight)
             if numbers is not None:
@@ -149,12 +149,12 @@ class Source:
         return weight and weight.split("/")[0]
 
     def knows(self, keys):
-        """Returns whether the keys include this source's first layer."""
+        """Returns True if the keys include this source's first layer."""
         entrances = {self.names[weight].keys[0] for weight in ENTRANCES if weight in self.names}
         return any(self._canonical(key) in entrances for key in keys)
 
     def recognises(self, keys):
-        """Returns whether the keys include this source's first layer and its mark."""
+        """Returns True if the keys include this source's first layer, and its mark if it has one."""
         return (self.mark is None or any(re.match(self.mark, key) for key in keys)) and self.knows(keys)
 
 
@@ -164,15 +164,15 @@ def unwrapped(key):
 
 
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|timm_model)\.)+")
-# torch.optim.swa_utils.AveragedModel counts its updates in it.
+# The key of the update count of torch.optim.swa_utils.AveragedModel.
 _COUNTER = "n_averaged"
 
-# The layers that may take the images, the first that a model or a file has.
+# The kernels that may take the images. If a model or a file has several, the first one listed does.
 ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel", "stem_conv/kernel")
 
 
 def _numbers(template, text):
-    """Parses "block_07/" by the template "block_{block:02d}/" into {"block": 7}; None if it does not match."""
+    """Parses "block_07/" by the template "block_{block:02d}/" to {"block": 7}; returns None if it does not match."""
     match = _pattern(template).fullmatch(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The config.json of timm's folders: what the models of all families share."""
+"""Reads and writes the parts of timm's config.json that all families share."""
 
 import re
 
@@ -12,7 +12,7 @@ _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _FILTERS = {"lanczos": "lanczos3", "box": "area"}
 
 
-# timm's default pretrained_cfg by architecture, where it is the same for most weights of a family.
+# timm's default pretrained_cfg by architecture, if it is the same for most weights of a family.
 _PRETRAINED_CFGS = (
     (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
     (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),
@@ -28,8 +28,8 @@ def state_architecture(file, name, preprocessing):
 
     Args:
         file: The `WeightsFile`.
-        name: timm's architecture, such as "vit_small_patch16_224", which a tag may follow.
-        preprocessing: Bool, whether to take the preprocessing of timm's default weights of this architecture.
+        name: timm's architecture, such as "vit_small_patch16_224", with or without a tag.
+        preprocessing: Bool, whether to use the preprocessing of timm's default weights of this architecture.
     """
     if file.container not in ("pth", "safetensors") or file.facts.get("keras_vit"):
         raise arguments.invalid("architecture", "None, except for a state dict of timm without its config.json", name)
@@ -37,7 +37,7 @@ def state_architecture(file, name, preprocessing):
     match, cfg = next((pair for pair in found if pair[0]), (None, None))
     if match and "side" in match.groupdict():
         cfg = {**cfg, "crop_pct": 0.9 if match["side"] == "224" else 1.0}
-    # A tag follows a dot.
+    # A dot separates the architecture and the tag.
     config = {"architecture": name.partition(".")[0]}
     file.container, file.facts = "timm", {**file.facts, "config": config, "timm": None}
     if preprocessing and cfg is not None:
@@ -45,7 +45,7 @@ def state_architecture(file, name, preprocessing):
 
 
 def read_folder(file, found):
-    """Adds preprocessing, class names, task and image size."""
+    """Adds the preprocessing, class names, task and image size."""
     pretrained = file.facts.get("timm")
     if pretrained is None:
         found.leave(f"timm's models of the architecture {file.model_name!r} differ in it", "preprocessing")
@@ -84,14 +84,14 @@ def checked(file, check, name, value, *args):
 
 
 def put_heads(file, found, number, origin=STATED):
-    """Adds the number of attention heads of a config, unless the shapes show it; it divides the width."""
+    """Adds a config's number of attention heads if the shapes do not show it; the number must divide the width."""
     width = (file.size("block_00/attention/qkv/kernel", 2, 1) or 0) // 3
     if width and "num_heads" not in found.values:
         found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
 
 
 def translated(path, where, value, table):
-    """Returns the value of this package for a value of another library; raises if `table` does not contain it."""
+    """Returns this package's value for a value of another library; raises if `table` does not contain it."""
     for theirs, ours in table.items():
         if value == theirs and isinstance(value, bool) == isinstance(theirs, bool):
             return ours
@@ -106,14 +106,14 @@ def _divisor(name, value, width):
 
 
 def unread(config, read, harmless):
-    """Returns the entries of a config that are not empty, and whose keys are neither in `read` nor match `harmless`."""
+    """Returns the nonempty entries of a config whose keys are not in `read` and do not match `harmless`."""
     return {
         key: value for key, value in config.items() if value and key not in read and not re.fullmatch(harmless, key)
     }
 
 
 def of_pretrained_cfg(config):
-    """Returns the constants from timm's pretrained_cfg; missing ones are timm's defaults."""
+    """Returns the constants from timm's pretrained_cfg; missing constants are timm's defaults."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
     if mode not in (None, *_MODES):
         raise ValueError(
@@ -145,8 +145,8 @@ def config_json(name, config, facts, ends, args, *, num_features, pool="avg", im
         ends: The keys of the first convolution and of the head.
         args: The arguments of timm's builder that its architecture does not set.
         num_features: Int, the number of features before the head.
-        pool: timm's word for the pooling.
-        image_size: (height, width) of images for a model of any size. None: 224 x 224.
+        pool: timm's name of the pooling.
+        image_size: (height, width) of images for a model of any size. None means 224 x 224.
     """
     if image_size is None:
         image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
@@ -157,7 +157,7 @@ def config_json(name, config, facts, ends, args, *, num_features, pool="avg", im
         "global_pool": pool,
         "pretrained_cfg": _pretrained_cfg(config, facts, image_size, ends),
         "model_args": args | ({} if config.in_channels == 3 else {"in_chans": config.in_channels}),
-        # timm has no word for the task, and ignores the one of transformers.
+        # timm has no key for the task, and ignores transformers' key.
         **({} if config.task == "single_label" else {"problem_type": {v: k for k, v in TASKS.items()}[config.task]}),
     }
 
@@ -187,7 +187,7 @@ def _pretrained_cfg(config, facts, image_size, ends):
 
 
 def unit_constants(preprocessing, channels):
-    """Returns mean and std for images scaled to [0, 1], one number a channel."""
+    """Returns mean and std for images scaled to [0, 1], one number per channel."""
     low, high = preprocessing.value_range
     mean = [(value - low) / (high - low) for value in preprocessing.mean]
     std = [value / (high - low) for value in preprocessing.std]

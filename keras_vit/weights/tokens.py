@@ -1,6 +1,6 @@
 """The paths of a model's weights, and the tokens before its patches."""
 
-# Tokens before the patches that may have a position embedding, in order.
+# Tokens before the patches that may have a position embedding, in their order.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
 
@@ -15,7 +15,7 @@ def weights_of(model):
 
 
 def rows_of_tokens(rows, counts, kept):
-    """Yields (weight, its rows) for prefix tokens whose positions do not fit a table of `kept` such rows.
+    """Yields (weight, its rows) for prefix tokens without a row in a table with `kept` rows for prefix tokens.
 
     `rows` is (1, positions, hidden_dim); `counts` maps token weights to their number of tokens.
     """

@@ -1,4 +1,4 @@
-"""The config.json and preprocessor_config.json of transformers' folders: what the models of all families share."""
+"""Reads and writes the parts of transformers' config.json and preprocessor_config.json that all families share."""
 
 import json
 import re
@@ -54,17 +54,17 @@ PROCESSORS = {
         "default_to_square": False,
     },
 }
-# The processors that transformers takes for model types if preprocessor_config.json names none; others take ViT's.
+# transformers' image processors by model type, if preprocessor_config.json names none. The default is "ViT".
 _PROCESSOR_OF = {
     **{"deit": "DeiT", "dinov3_vit": "DINOv3ViT", "bit": "Bit", "dinov2": "Bit", "dinov2_with_registers": "Bit"},
     **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
 }
-# ConvNext's processor squashes images of this size and more, and crops smaller ones.
+# ConvNext's processor squashes images to this size and more, and crops images to smaller sizes.
 _SQUASHED_BY_CONVNEXT = 384
 # Pillow's filters by their numbers.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
-# The keys of an image processor that are read, and keys that do not change the images of a single picture.
+# The keys of an image processor that are read, and keys that do not change the result for a single picture.
 _READ = {
     *("image_processor_type", "feature_extractor_type", "do_resize", "size", "default_to_square", "resample"),
     *("do_center_crop", "crop_size", "crop_pct", "do_rescale", "rescale_factor", "do_normalize", "image_mean"),
@@ -75,7 +75,7 @@ _HARMLESS = {
     *("disable_grouping", "model_type", "auto_map", "_valid_processor_keys", "do_classify", "size_divisor"),
     *("image_seq_length", "num_channels", "transformers_version"),
 }
-# The keys that matter only in training, in generation or for other outputs, and the configs of other towers.
+# The keys that only affect training, generation or other outputs, and the configs of other towers.
 _HARMLESS_IN_CONFIG = (
     r"id2label|label2id|problem_type|num_labels|image_size|num_channels|loss_.*|.*dropout(_prob)?|drop_path_rate|"
     r"initializer_(range|factor)|encoder_stride|decoder_.*|"
@@ -93,7 +93,7 @@ _HARMLESS_IN_CONFIG = (
 
 
 def read_folder(file, found, read):
-    """Adds preprocessing, class names, task and image size; raises if config.json has a key that is not in `read`."""
+    """Adds preprocessing, class names, task and image size; raises if config.json has an unknown key, not in `read`."""
     config, preprocessor = file.config, file.facts.get("preprocessor")
     unread = timm_config.unread(config, read, _HARMLESS_IN_CONFIG)
     if unread:
@@ -104,7 +104,7 @@ def read_folder(file, found, read):
         )
     if isinstance(preprocessor, dict):
         attempt_preprocessing(found, STATED, lambda: of_processor(file.path, preprocessor, config))
-    # With one label and no problem_type, transformers computes the loss of a regression.
+    # If there is one label and no problem_type, transformers computes the loss of a regression.
     usual = "regression" if found.get("num_classes") == 1 else "single_label"
     read_labels(found, config, config.get("id2label"), usual=usual)
     size = config.get("image_size")
@@ -115,7 +115,7 @@ def read_folder(file, found, read):
 
 
 def of_processor(path, preprocessor, config):
-    """Returns the constants from a preprocessor_config.json; missing ones are the defaults of its image processor."""
+    """Returns the constants from a preprocessor_config.json, or the defaults of its image processor."""
     name, preprocessor = _with_defaults(path, preprocessor, config)
     if preprocessor.get("do_normalize", True) is False:
         preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
@@ -145,7 +145,7 @@ def of_processor(path, preprocessor, config):
 
 
 def _with_defaults(path, preprocessor, config):
-    """Returns the name of the image processor that transformers would take, and its settings with its defaults."""
+    """Returns the name of the image processor that transformers would use, and its settings with defaults."""
     kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
     if kind is None:
         name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
@@ -186,13 +186,13 @@ def _resizing(path, name, preprocessor):
 
 
 def size_of_images(path, preprocessor):
-    """Returns the side of the square images that a preprocessor_config.json makes, or None if it is not stated."""
+    """Returns the side of the square images that an image processor makes, or None if it is not stated."""
     name = "crop_size" if preprocessor.get("do_center_crop") else "size"
     return _side(path, name, preprocessor.get(name))
 
 
 def _side(path, name, size):
-    """Returns the shorter side of a size in transformers: a number, or a dict of sides; None if it is not stated."""
+    """Returns the shorter side of a transformers size, a number or a dict of sides; None if it is not stated."""
     sides = [side for side in size.values() if side is not None] if isinstance(size, dict) else [size]
     try:
         return None if size is None or not sides else min(arguments.image_size(side)[0] for side in sides)
@@ -208,7 +208,7 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes the files of a folder, each completely or not at all; config.json is the last."""
+    """Writes the files of a folder, each completely or not at all, and config.json last."""
     path.mkdir(exist_ok=True)
     write_safetensors(path / "model.safetensors", arrays, facts)
     for name, content in (("preprocessor_config", preprocessor), ("config", config)):
@@ -218,7 +218,7 @@ def write_folder(path, arrays, config, facts, preprocessor=None):
 
 
 def with_prefix(arrays, prefix):
-    """Returns the arrays with a prefix before the backbone's keys; those of the heads have none."""
+    """Returns the arrays with a prefix before the backbone's keys, but not before the heads' keys."""
     heads = ("classifier.", "distillation_classifier.", "visual_projection.")
     return {key if key.startswith(heads) else f"{prefix}{key}": array for key, array in arrays.items()}
 
@@ -253,7 +253,7 @@ def preprocessor_config(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        # Pillow's filter numbers; transformers antialiases as Pillow does.
+        # The number of Pillow's filter. transformers antialiases as Pillow does.
         "resample": _RESAMPLE.index(preprocessing.interpolation),
     }
     mode = preprocessing.resize_mode
@@ -268,7 +268,7 @@ def preprocessor_config(facts, channels):
     sides = EvaluationTransform((height, width), preprocessing).resized
     config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
     if mode == "crop" or preprocessing.crop_fraction < 1:
-        # The image processors that crop.
+        # These image processors crop.
         config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
         config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config

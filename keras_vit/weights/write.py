@@ -17,7 +17,7 @@ from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
 
 
 class _File(io.BufferedWriter):
-    """A new file that shows how much of it is written."""
+    """A new file that shows the progress of writing."""
 
     def __init__(self, path, progress):
         super().__init__(io.FileIO(path, "w"))
@@ -30,7 +30,7 @@ class _File(io.BufferedWriter):
 
 
 def write_npz(path, arrays, comment):
-    """Writes a dict of arrays as an .npz archive, with a dict as its comment, in JSON with a checksum."""
+    """Writes a dict of arrays as an .npz archive. Its comment is a dict in JSON with a checksum."""
     with replacing(path) as temporary:
         megabytes = sum(np.asarray(array).nbytes for array in arrays.values()) / MEGABYTE
         progress = Progress(megabytes, "MB", "MB", title=f"Writing {os.fsdecode(path)}")
@@ -42,7 +42,7 @@ def write_npz(path, arrays, comment):
 
 
 def write_safetensors(path, arrays, facts):
-    """Writes a dict of float arrays as a .safetensors file, with a dict of facts in its metadata, in JSON."""
+    """Writes a dict of float arrays as a .safetensors file. Its metadata contains a dict of facts in JSON."""
     for key, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise ValueError(f"Expected arrays of floats. Received: {key!r} of dtype {array.dtype}")
@@ -56,7 +56,7 @@ def write_safetensors(path, arrays, facts):
 
 
 def _renew_sidecar(path):
-    """Updates an existing .sha256 file next to the new file."""
+    """Updates the .sha256 file next to a new file, if there is one."""
     sidecar = Path(f"{os.fspath(path)}.sha256")
     if sidecar.exists():
         with replacing(sidecar) as temporary:

@@ -1,4 +1,4 @@
-"""The interface of all readers, and checks for all files."""
+"""The base class of all readers, and checks for all files."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import absent
 from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
-# The largest weight, in absolute value, that is believed without a checksum. The largest of ViT-B/16 is 3.6.
+# The largest absolute weight that is accepted without a checksum. The largest weight of ViT-B/16 is 3.6.
 LARGEST = 1e4
-# In bytes: an index of 100,000 arrays has a fifth of it.
+# The largest size of a text file in bytes. An index of 100,000 arrays has a fifth of it.
 _LARGEST_TEXT = 50_000_000
 _DIGEST = "[0-9a-fA-F]{64}"
 _AGAIN = "download or copy it again"
@@ -33,14 +33,14 @@ class Entry(NamedTuple):
 
 
 class WeightsFile:
-    """A weights file or folder: first `entries` and `facts` (metadata), then the data, one array at a time."""
+    """A weights file or folder. `entries` and `facts` (metadata) are read first, then one array at a time."""
 
     # "npz", "safetensors", "pth", "h5", "tensorflow", "huggingface" or "timm".
     container = None
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
-        # Whether damage to the arrays would be noticed: a SHA-256 was checked, or the format has checksums.
+        # True if damage to the arrays would be noticed, since a SHA-256 was checked or the format has checksums.
         self.verified = known_digits(self.path) is not None
         self.entries = {}
         self.facts = {}
@@ -78,7 +78,7 @@ class WeightsFile:
 
 
 class RefusedError(ValueError):
-    """A file cannot be used; the message is for the user."""
+    """A file cannot be used, for the reason in the message."""
 
 
 def refuse(path, what):
@@ -99,12 +99,12 @@ def imported(path, package, name):
 
 @contextlib.contextmanager
 def refusing_damage(path, what=None, also=()):
-    """Converts errors to a RefusedError, except those of the memory, permissions or disk that are not in `also`."""
+    """Converts errors to a RefusedError, except errors of memory, permissions or disk that are not in `also`."""
     try:
         yield
     except RefusedError:
         raise
-    # Libraries raise errors of any class for damaged contents, but set no errno; a damaged offset gives EINVAL.
+    # If contents are damaged, libraries raise errors of any class without an errno. A damaged offset gives EINVAL.
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):
@@ -114,7 +114,7 @@ def refusing_damage(path, what=None, also=()):
 
 
 def checked(path):
-    """Returns the path of a file, a regular one that agrees with any `<path>.sha256` beside it; raises otherwise."""
+    """Returns the path of a file; raises if it is not a regular file, or does not match its known hash."""
     path = os.fsdecode(path)
     if not os.path.exists(path):
         published = ". It is the name of a published checkpoint, which `from_pretrained` takes" if path in ROWS else ""
@@ -132,7 +132,7 @@ def checked(path):
 
 
 def known_digits(path):
-    """Returns the SHA-256 that a file must have, or its first digits, or its Git hash, or None if none is known."""
+    """Returns the SHA-256 that a file must have, or its first digits, or the Git hash, or None if none is known."""
     name = os.path.basename(path)
     if (digest := digest_in(f"{path}.sha256", name)) is not None:
         return digest
@@ -141,7 +141,7 @@ def known_digits(path):
 
 def _blob_of_hub(path):
     """Returns the name of a file in Hugging Face's cache: blobs/<SHA-256>, or for small files blobs/<Git hash>."""
-    # The file is a link to its blob, which may be a link to a file of another name.
+    # The file is a link to its blob, and the blob may be a link to a file of another name.
     while True:
         folder, blob = os.path.split(path)
         if os.path.basename(folder) == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob):
@@ -152,7 +152,7 @@ def _blob_of_hub(path):
 
 
 def check_is_no_stand_in(path):
-    """Raises for Git LFS pointers and for web pages sent instead of a file."""
+    """Raises if a file is a Git LFS pointer, or a web page that a server sent instead of the file."""
     with open(path, "rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -189,7 +189,7 @@ def digest_of(file, digest):
 
 
 def check_sha256(path, expected):
-    """Raises unless the SHA-256 of a file is `expected`, 64 hexadecimal digits in any case."""
+    """Raises if the SHA-256 of a file is not `expected`, 64 hexadecimal digits in any case."""
     if not isinstance(expected, str) or not re.fullmatch(_DIGEST, expected):
         raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
@@ -210,7 +210,7 @@ def _git_hash(path):
 
 
 def digest_in(sidecar, name):
-    """Returns the SHA-256 that a file as `sha256sum` writes it gives for `name`, or None without such a file."""
+    """Returns the SHA-256 for `name` in a file that `sha256sum` wrote, or None if there is no such file."""
     if not os.path.exists(sidecar):
         return None
     if not os.path.isfile(sidecar):

@@ -12,7 +12,7 @@ _SHARDS = {".safetensors": SafetensorsFile, ".bin": PthFile}
 
 
 class ShardedFile(WeightsFile):
-    """A sharded checkpoint: an index, such as model.safetensors.index.json, and the files it names."""
+    """A sharded checkpoint: an index, such as model.safetensors.index.json, and the files that it lists."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -35,7 +35,7 @@ class ShardedFile(WeightsFile):
         if not (isinstance(found, dict) and found):
             raise refuse(self.path, "it is not an index of weights (it has no weight_map)")
         for key, name in found.items():
-            # A Windows path handles both kinds of slashes, and drives.
+            # PureWindowsPath recognises both kinds of slashes, and drives.
             if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
                 raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file beside it")
         return found
@@ -54,7 +54,7 @@ class ShardedFile(WeightsFile):
             yield from self._shards[name].read(some)
 
 
-# In search order.
+# The readers of weights, in search order.
 WEIGHTS = {
     "model.safetensors": SafetensorsFile,
     "model.safetensors.index.json": ShardedFile,
@@ -63,7 +63,7 @@ WEIGHTS = {
 }
 
 
-# The ends of errors.
+# The last words of errors.
 WHOLE_MODEL = "with keras_vit.from_pretrained or keras.saving.load_model"
 _NO_CONFIG = "to read weights without it, pass the path of their file"
 
@@ -90,11 +90,11 @@ class HuggingFaceFolder(WeightsFile):
         if not isinstance(timm, dict | None):
             raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")
         self.facts = {**self._weights.facts, "config": config, "preprocessor": self._preprocessor(), "timm": timm}
-        # In our own folders the weights' file says all that the others do.
+        # In folders of this package, the weights' file contains the settings of all files.
         self.verified = self._weights.verified and (self.verified or FACTS in self.facts)
 
     def _preprocessor(self):
-        """Returns the settings of the image processor, which transformers looks for in processor_config.json first."""
+        """Returns the settings of the image processor; like transformers, reads processor_config.json first."""
         processor = self._json("processor_config.json")
         inner = processor.get("image_processor") if isinstance(processor, dict) else None
         return inner if isinstance(inner, dict) else self._json("preprocessor_config.json")

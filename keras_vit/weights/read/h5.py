@@ -1,4 +1,4 @@
-"""The .weights.h5 files of Keras 3, and those of keras.applications in the older layout."""
+"""Reads .weights.h5 files of Keras 3, and files of keras.applications in the older layout."""
 
 import math
 import re
@@ -7,9 +7,9 @@ import ml_dtypes
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# Layers of an EfficientNet of keras.applications, which has no layers within layers.
+# Layers of keras.applications' EfficientNets, which have no nested layers.
 _FLAT = {"stem_conv", "block1a_dwconv"}
-# States of the optimizer and of random numbers, and the number of images that a normalization has seen.
+# States of the optimizer and of random numbers, and the counts of images in normalization layers.
 _NO_ARRAYS = r"^optimizer/|(^|/)seed_generator(_\d+)?/|(^|/)normalization(_\d+)?/(vars/2|.*count(:0)?)$"
 
 
@@ -48,7 +48,7 @@ class H5File(WeightsFile):
         return h5py.File(self.path, "r")
 
     def _older_keys(self, file):
-        """Returns {path: key} of the layout of Keras 2, in which each layer lists the names of its arrays."""
+        """Returns {path: key} for the layout of Keras 2, in which each layer lists the names of its arrays."""
         listed = {layer: group.attrs.get("weight_names", ()) for layer, group in file.items()}
         return {
             f"{layer}/{name.decode() if isinstance(name, bytes) else name}": f"{layer}/{number}"
@@ -62,7 +62,7 @@ class H5File(WeightsFile):
         if h5py.h5o.get_info(item.id).rc != 1:
             raise refuse(self.path, f"{name!r} has several names")
         if re.search(r"(^|/)rotary_embedding$", name):
-            # The layer has no arrays.
+            # The layer has no arrays, so its name is the only sign of it.
             self.facts["rotary"] = True
         if isinstance(item, h5py.Group) or re.search(_NO_ARRAYS, name):
             return
@@ -78,7 +78,7 @@ class H5File(WeightsFile):
         elif dtype.kind != "f":
             raise refuse(self.path, f"{key!r} is of dtype {dtype}, expected floats")
         plan = item.id.get_create_plist()
-        # Virtual and external arrays are in other files; compressed or unwritten ones can have any size.
+        # Virtual and external arrays are in other files. Compressed or unwritten arrays can have any size.
         if plan.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.COMPACT) or plan.get_external_count():
             raise refuse(self.path, f"{key!r} is virtual, external, chunked or compressed, which Keras never writes")
         size = item.id.get_storage_size()
@@ -90,7 +90,7 @@ class H5File(WeightsFile):
         self._places[key] = item.name
 
     def _names(self, file, folders):
-        """Yields the names of the layers around an array, except the model's own, which may be anything."""
+        """Yields the names of the layers around an array, except the model's name, which may be anything."""
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:

@@ -1,4 +1,4 @@
-"""The .npz archives of the official code and big_vision."""
+"""Reads .npz archives of the official code and big_vision."""
 
 import json
 import math
@@ -9,14 +9,14 @@ import numpy as np
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# The key for our own files' checksum of the comment, which zip archives do not protect.
+# The key of the comment's checksum in files of this package. Zip archives have no checksum of the comment.
 CHECKSUM = "keras_vit_crc32"
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class NpzFile(WeightsFile):
-    """An .npz archive of float arrays; `facts` is its comment if that is a JSON object, else empty."""
+    """An .npz archive of float arrays. If its comment is a JSON object, `facts` contains it."""
 
     container = "npz"
 
@@ -43,7 +43,7 @@ class NpzFile(WeightsFile):
             record = file.read(22)
         if record[:4] != b"PK\x05\x06" or int.from_bytes(record[20:], "little") != len(self.comment):
             raise refuse(self.path, "it is truncated or damaged (its last record does not end it)")
-        # A damaged length in the directory would hide the entries after it.
+        # A damaged length in the directory would hide all later entries.
         said = int.from_bytes(record[10:12], "little")
         if count != said:
             raise refuse(self.path, f"it is truncated or damaged (it lists {count} of {said} members)")
@@ -73,7 +73,7 @@ class NpzFile(WeightsFile):
         try:
             found = json.loads(self.comment)
         except (ValueError, RecursionError):
-            # Comments by other code may be anything.
+            # Comments of other code may contain anything.
             if b"keras_vit" in self.comment:
                 raise refuse(self.path, "its comment is damaged") from None
             return {}

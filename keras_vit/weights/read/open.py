@@ -1,4 +1,4 @@
-"""Detects the format of a file by its contents, not its name."""
+"""Detects the format of a file by its contents, not by its name."""
 
 import os
 import zipfile
@@ -16,7 +16,7 @@ _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 
 
 def open_checkpoint(path):
-    """Opens a checkpoint of any known format as a WeightsFile, checked against any `<path>.sha256`."""
+    """Opens a checkpoint of any supported format as a WeightsFile; checks its hash if one is known."""
     if os.path.isdir(path):
         index = None if os.path.exists(os.path.join(path, "config.json")) else index_in(path)
         return HuggingFaceFolder(path) if index is None else TensorFlowCheckpoint(index)
@@ -33,7 +33,7 @@ def _reader(path, head):
         return H5File
     if _TORCH in head:
         return PthFile
-    # The header follows its length, whose last byte is zero, as in no text file.
+    # A .safetensors file begins with the header's length, whose last byte is zero. Text files contain no zeros.
     if head[7:9] == b"\0{":
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):

@@ -1,4 +1,4 @@
-"""PyTorch files, read by torch's weights_only loader or as the tensors of TorchScript: no code in them is run."""
+"""Reads PyTorch files by torch's weights_only loader, or as the tensors of TorchScript. No code in them is run."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ import numpy as np
 from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 from keras_vit.weights.read.torchscript import read_tensors
 
-# In order of choice: moving averages, as in timm; a teacher or target encoder before the model that learns from it.
+# State dicts in order of choice: moving averages first, as in timm, and teachers or target encoders before students.
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
 _WRAPPERS = (
     *_AVERAGES,
@@ -21,7 +21,7 @@ _WRAPPERS = (
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors, bare or under `facts["wrapper"]`, such as "model"; `others` are not read."""
+    """A state dict of float tensors, bare or under the key `facts["wrapper"]`; `facts["others"]` are not read."""
 
     container = "pth"
 
@@ -48,13 +48,13 @@ class PthFile(WeightsFile):
         if zipped and self._is_torchscript():
             with refusing_damage(self.path):
                 return read_tensors(self.path)
-        # The options of a training run, which many files hold beside the weights: names and values, and no code.
+        # Many files contain the options of a training run, a Namespace of names and values without code.
         torch.serialization.add_safe_globals([argparse.Namespace])
         with refusing_damage(self.path):
             try:
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
             except pickle.UnpicklingError as error:
-                # Drops torch's long advice on how to allow it.
+                # Drop torch's long advice on how to allow the file.
                 found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
                 said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
                 raise refuse(
@@ -64,14 +64,14 @@ class PthFile(WeightsFile):
                 ) from error
 
     def _check_archive(self):
-        """Checks the checksums, which torch does not."""
+        """Checks the checksums of the archive, since torch does not."""
         with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
             raise refuse(self.path, f"it is damaged (the checksum of its member {damaged!r} is wrong)")
 
     def _is_torchscript(self):
-        """Returns whether torch would give the file to its other loader, which runs its program."""
+        """Returns True if torch would read the file by the loader that runs its program."""
         with zipfile.ZipFile(self.path) as archive:
             return any(name.endswith("constants.pkl") for name in archive.namelist())
 
@@ -80,7 +80,7 @@ class PthFile(WeightsFile):
 
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
             raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor by a name")
-        # Integers are only listed, such as the numbers of positions in CLIP's files.
+        # Integers, such as the numbers of positions in CLIP's files, are listed but never read.
         number = tensor.is_floating_point() or tensor.dtype == torch.int64
         if not number or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
@@ -97,13 +97,13 @@ class PthFile(WeightsFile):
         if not tensor.is_floating_point():
             raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype}, expected plain floats")
         array = np.empty(self.entries[key].shape, "float32")
-        # Copies, so that no view of the memory-mapped file is returned.
+        # Copy, so that no view of the memory-mapped file is returned.
         torch.from_numpy(array).copy_(tensor.detach())
         return array
 
 
 def _average(found):
-    """Returns the state dict of a moving average, which may be wrapped with its settings; None if there is none."""
+    """Returns the state dict of a moving average, which may be wrapped with settings; None if there is none."""
     import torch
 
     if isinstance(found, dict) and isinstance(found.get("module"), dict):

@@ -1,4 +1,4 @@
-"""The .safetensors format. It has no checksums; our own files have a SHA-256, checked before reading."""
+"""Reads .safetensors files. The format has no checksums, but files of this package have a SHA-256, which is checked."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from keras_vit.weights.read.file import Entry, WeightsFile, digest_of, refuse, refusing_damage
 
-# The metadata keys for the facts and the digest in our own files.
+# The metadata keys for the facts and the digest in files of this package.
 FACTS = "keras_vit"
 DIGEST = "keras_vit_sha256"
 
@@ -15,7 +15,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 class SafetensorsFile(WeightsFile):
-    """A .safetensors file of float arrays; `facts` is its metadata, "keras_vit" parsed from JSON."""
+    """A .safetensors file of float arrays. `facts` is its metadata, with "keras_vit" parsed from JSON."""
 
     container = "safetensors"
 
@@ -28,10 +28,10 @@ class SafetensorsFile(WeightsFile):
         if not self.entries:
             raise refuse(self.path, "it holds no arrays")
         for key, entry in self.entries.items():
-            # Integers are only listed, such as the numbers of positions in CLIP's files.
+            # Integers, such as the numbers of positions in CLIP's files, are listed but never read.
             if entry.dtype not in (*_FLOATS, "I64"):
                 raise self._no_float(key)
-        # Both are written together: one without the other is damage.
+        # Files of this package have both keys. If one is missing, the file is damaged.
         if DIGEST in self.facts or FACTS in self.facts:
             with refusing_damage(self.path, "its header is damaged"):
                 found, said = contents_digest(self.path), self.facts.pop(DIGEST)
@@ -47,7 +47,7 @@ class SafetensorsFile(WeightsFile):
     def _read(self, _, key):
         if self.entries[key].dtype not in _FLOATS:
             raise self._no_float(key)
-        # Opened for each array, since the parts of an open file that were read stay in memory.
+        # Open the file for each array, since all parts that were read stay in memory until it is closed.
         with safe_open(self.path, framework="numpy") as file:
             return file.get_tensor(key)
 
@@ -57,7 +57,7 @@ class SafetensorsFile(WeightsFile):
 
 
 def contents_digest(path):
-    """Returns the SHA-256 of a file's data and of its header without the digest, as sorted JSON."""
+    """Returns the SHA-256 of a file's header, as sorted JSON without the digest, and of its data."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header["__metadata__"].pop(DIGEST, None)

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow 1: an index and files of data, read by TensorFlow, which runs no code in them."""
+"""Reads checkpoints of TensorFlow 1, an index and files of data, by TensorFlow, which runs no code in them."""
 
 import glob
 import os
@@ -6,16 +6,16 @@ import re
 
 from keras_vit.weights.read.file import Entry, WeightsFile, checked, imported, refuse, refusing_damage
 
-# The end of the name of a variable's average, which is what a training run publishes.
+# The suffix of a variable's moving average. Published models are such averages.
 AVERAGE = "ExponentialMovingAverage"
-# What optimizers keep for each variable.
+# The names of the variables that optimizers add for each weight.
 _SLOTS = r"RMSProp(_\d+)?|Momentum|Adam(_\d+)?|Adagrad"
 # The last bytes of an index.
 _MAGIC = bytes.fromhex("57fb808b247547db")
 
 
 def is_index(path):
-    """Returns whether a file is the index of a checkpoint, or names its data."""
+    """Returns True if a path is the index of a checkpoint, or a file of its data."""
     if re.search(r"\.data-\d{5}-of-\d{5}$", os.fsdecode(path)):
         return True
     with open(path, "rb") as file:
@@ -32,14 +32,14 @@ def index_in(folder):
 
 
 class TensorFlowCheckpoint(WeightsFile):
-    """A checkpoint by the path of its .index or a .data file; its variables, averaged where it has their averages."""
+    """A checkpoint, by the path of its .index or a .data file. If a variable has a moving average, that is read."""
 
     container = "tensorflow"
 
     def __init__(self, path):
         self._prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})$", "", os.fsdecode(path))
         super().__init__(checked(f"{self._prefix}.index"))
-        # TensorFlow checks a checksum of each block and array.
+        # TensorFlow verifies checksums of each block and array.
         self.verified = True
         tf = imported(self._prefix, "tensorflow", "TensorFlow")
         with refusing_damage(self.path):

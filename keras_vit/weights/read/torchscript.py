@@ -1,10 +1,10 @@
-"""The tensors of a TorchScript archive, such as OpenAI's CLIP files, without loading or running its program."""
+"""Reads the tensors of TorchScript archives, such as OpenAI's CLIP files, without running their programs."""
 
 import collections
 import pickle
 import zipfile
 
-# torch's dtypes by the names of its storages.
+# torch's dtypes, by the names of its storage classes.
 _DTYPES = {
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -25,7 +25,7 @@ def read_tensors(path):
 
 
 class _Module:
-    """Stands for every class of the program: it only keeps the values of its fields."""
+    """Replaces every class of the program, and only keeps the values of the fields."""
 
     def __setstate__(self, state):
         self.fields = state
