@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_vit import Preprocessing
 from keras_vit.data import from_directory, load
 from tests.data.images import HUGE_PNG, batches, equal, jpeg, picture, write_classes
 from tests.errors import not_found, refuses
@@ -43,9 +44,10 @@ def test_from_directory_images_and_labels(folder, caplog):
 
 
 def test_normalization_of_values(folder):
+    imagenet = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     raw, default, imagenet = (
         next(iter(from_directory(folder, image_size=8, batch_size=4, training=False, **options)))[0].numpy()
-        for options in ({"normalize": False}, {}, {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)})
+        for options in ({"normalize": False}, {}, {"preprocessing": imagenet})
     )
     np.testing.assert_allclose(default, (raw - 127.5) / 127.5, atol=1e-6)
     expected = (raw / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
