@@ -156,7 +156,6 @@ class Plain(keras.layers.Layer):
         (Plain, "draw random numbers from keras.random .*Plain, with RandomStandardNormal"),
         (lambda: KERAS.Dense(2), "Expected"),
     ],
-    ids=str,
 )
 def test_layer_that_pipeline_cannot_seed_or_scale_is_refused(folder, layer, message):
     refuses(message, make, folder, layer())
