@@ -18,8 +18,15 @@ def dense(x, kernel, bias=None):
         from torch.nn import functional
 
         return functional.linear(x, kernel.T, None if bias is None else ops.convert_to_tensor(bias))
-    x = ops.matmul(x, kernel)
-    return x if bias is None else ops.add(x, bias)
+    dtype = keras.backend.result_type(x.dtype, kernel.dtype)
+    if keras.backend.backend() == "jax" and x.dtype == kernel.dtype == "bfloat16" and not _has_gpu():
+        import jax.numpy as jnp
+
+        # On CPUs, XLA uses the instructions for bfloat16 only in products that are summed in float32.
+        x = jnp.matmul(x, kernel, preferred_element_type="float32")
+    else:
+        x = ops.matmul(x, kernel)
+    return ops.cast(x if bias is None else ops.add(x, bias), dtype)
 
 
 @contextlib.contextmanager
