@@ -66,7 +66,7 @@ def _predict(args):
         print(f"Wrote {args.csv}: {len(names)} images")
     else:
         text = prediction_files.as_json(names, predictions) if args.json else table(names, predictions)
-        # File names may not be UTF-8.
+        # A file name may contain bytes that are not UTF-8.
         print(text.encode(errors="backslashreplace").decode())
 
 

@@ -13,7 +13,7 @@ def setting(text):
 
 
 SETTINGS = {"type": setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
-# Settings of a recipe that have an option of their own.
+# Settings of a recipe that have a separate option.
 LENGTHS = {
     "epochs": (float, "N", "passes over the training images (default: the recipe's length)"),
     "batch_size": (int, "N", "images per step (default: the recipe's)"),
@@ -42,7 +42,7 @@ def page(help, examples, note=""):
     return {
         "description": f"{help[0].upper()}{help[1:]}.",
         "epilog": "\n  ".join(["examples:", *examples]) + note,
-        # Keeps the lines of the examples.
+        # This class keeps the line breaks of the examples.
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
 

@@ -71,15 +71,15 @@ class Preprocessing:
     Args:
         value_range: (low, high). Pixels of 0 and 255 are scaled to these before the mean is subtracted.
         mean: Float, or one per channel, in the units of `value_range`.
-        std: Float, or one per channel, in these units. The default maps images of 0..255 to [-1, 1], as the official
+        std: Float, or one per channel, in the same units. The default maps images of 0..255 to [-1, 1], as the official
             checkpoints expect.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
         antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
             the official code. None means False for "bilinear" and "nearest", else True.
         crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. Images are first resized to
             `floor(size / crop_fraction)`.
-        resize_mode: "squash" resizes to that size regardless of the aspect ratio; "crop" keeps the aspect ratio and
-            matches the shorter side; "pad" matches the longer side and pads with the mean. The centre is then cropped.
+        resize_mode: "squash" resizes to that size regardless of the aspect ratio. "crop" keeps the aspect ratio and
+            matches the shorter side. "pad" matches the longer side and pads with the mean. The centre is then cropped.
             None means "squash" if `crop_fraction` is 1, else "crop".
         crop_rounding: The rounding of a crop's corner that falls on half a pixel: "even", to the even pixel, as in
             torchvision and timm, or "down", as in transformers.
@@ -145,7 +145,7 @@ class Preprocessing:
         return dataclasses.replace(self, **{**usual, **changes})
 
     def check_channels(self, channels):
-        """Raises unless `mean` and `std` each hold 1 or `channels` values."""
+        """Raises if `mean` or `std` does not contain 1 or `channels` values."""
         for name in ("mean", "std"):
             constants = getattr(self, name)
             if len(constants) not in (1, channels):
@@ -162,7 +162,7 @@ class Preprocessing:
 
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """(offset, scale) for images x of 0..255, one or per channel: `(x - offset) / scale`."""
+        """The constants of `(x - offset) / scale` for images x of 0..255, one or per channel."""
         low, high = self.value_range
         levels = 255 / (high - low)
         return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
@@ -273,7 +273,7 @@ class ModelConfig:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes):
-        """Returns a copy with changed fields, deriving dependent ones again; raises ValueError if one is invalid."""
+        """Returns a copy with changed fields and derives dependent fields; raises ValueError if one is invalid."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         derived = {name: None for source, name in _FOLLOWS if source in changes and name in values}
         return arguments.record(type(self), {**values, **derived, **changes})

@@ -34,7 +34,7 @@ class Progress:
         self.start, self.shown, self.done, self.count = time.monotonic(), False, 0, 0
 
     def over(self, items, steps=lambda item: 1, count=None):
-        """Yields the items. Each one adds `steps(item)` to the finished steps and `count(item)` to the rate's count."""
+        """Yields the items. Each item adds `steps(item)` to the finished steps and `count(item)` to the rate."""
         with self:
             for item in items:
                 yield item

@@ -28,7 +28,7 @@ def replacing(path):
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}.")
     special = target.exists() and not (target.is_file() or target.is_dir())
-    # The folder of a device may not be writable.
+    # The folder of a device is often not writable.
     with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
         # Keras chooses the format by the suffix, so the draft has the name that the caller passed.
         draft = Path(folder, path.name)

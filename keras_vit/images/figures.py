@@ -36,7 +36,7 @@ def show(axes, image, vmax=255, **options):
 
 
 def finish(figure, path):
-    """Writes a figure to a .png file unless `path` is None; returns the figure."""
+    """Writes a figure to a .png file if `path` is not None; returns the figure."""
     if path is None:
         return figure
     path = Path(path)

@@ -45,9 +45,9 @@ _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
     """Reads a whole image with Pillow, as uint8 (height, width, channels).
 
-    The EXIF orientation turns it upright, and transparent pixels are composited on white unless `channels` is 4. Gray
-    images of 16 bits whose values are all below 4,096 are read as 12 bits. `decode_jpeg` and `decode_png` do the same,
-    but Pillow reads only the upper 8 of the 16 bits of a color image.
+    The image is turned upright by its EXIF orientation. If `channels` is not 4, transparent pixels are composited on
+    white. Gray images of 16 bits whose values are all below 4,096 are read as 12 bits. `decode_jpeg` and `decode_png`
+    do the same, but Pillow reads only the upper 8 of the 16 bits of a color image.
 
     Args:
         file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.

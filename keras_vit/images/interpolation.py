@@ -63,7 +63,7 @@ def _border_repeated(kernel, reach, offset=0.0):
 
 
 def _antialiased(kernel):
-    """Returns a method whose kernel widens for downscaling, normalised inside the border."""
+    """Returns a method whose kernel widens for downscaling. Weights are normalised inside the border."""
 
     def matrix(old, new, xp):
         scale = xp.maximum(old / _number(new, xp), 1)

@@ -27,7 +27,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         qk_norm: Bool, whether to layer-normalize queries and keys per head.
         layer_norm_epsilon: Float, the epsilon of these norms.
         max_relative_distance: Int or None. An int adds relative position embeddings: one vector per 1-D offset, clipped
-            to this distance, whose product with the query is added to the scores.
+            to this distance. Its product with the query is added to the scores.
         use_bias: Bool, whether queries, keys and values have a bias.
         key_bias: Bool; False leaves the bias of the keys at zero.
         output_norm: Bool, whether to layer-normalize the concatenated heads before the output projection.
@@ -36,13 +36,13 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens) or None: the number of patches merged into each token; log(sizes) is added to the
+        sizes: (batch, num_tokens) or None, the number of patches merged into each token. log(sizes) is added to the
             scores (ToMe).
         rotary: The output of `RotaryEmbedding`, by which queries and keys of the patches are rotated. Required with
             `rotary_layout`. The tokens before the patches are not rotated.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the keys too, averaged over the heads.
-        num_queries: Int; only this many leading tokens are queries, which attend to all tokens; None for all.
+        num_queries: Int, the number of leading tokens that are queries, which attend to all tokens. None means all.
 
     Returns:
         (batch, num_queries, hidden_dim), then the weights, (batch, num_heads, num_queries, num_tokens), and the keys,

@@ -35,7 +35,7 @@ class Layer(keras.layers.Layer):
         return input_shape
 
     def multiply_adds(self, *input_shapes):
-        """Returns the multiply-adds for one image; builds the layer if necessary.
+        """Returns the multiply-adds for one image; builds the layer if it is not built.
 
         Args:
             *input_shapes: The shape of each input tensor, with the batch axis, of any size or None.

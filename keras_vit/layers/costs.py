@@ -1,4 +1,4 @@
-"""Counts the multiply-adds and the kept activations of a call, for one image at inference, from shapes alone."""
+"""Counts the multiply-adds and the kept activations of a call, for one image at inference, only from shapes."""
 
 import math
 import re

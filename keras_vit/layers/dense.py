@@ -4,7 +4,7 @@ from keras import ops
 
 from keras_vit.layers import kernels
 
-# The keys that a layer with LoRA saves besides Keras' numbered ones.
+# The keys that a layer with LoRA saves in addition to Keras' numbered keys.
 _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 

@@ -108,7 +108,7 @@ class ImageNormalization(keras.layers.Layer):
     def normalize(self, images):
         """Scales float images of 0..255, a NumPy array or a backend tensor."""
         offset, scale = self._offset_and_scale(images)
-        # In this form, unlike x * a + b, -1 and 1 are exact.
+        # This form gives exactly -1 and 1, unlike x * a + b.
         return (images - offset) / scale
 
     def denormalize(self, images):

@@ -65,7 +65,7 @@ class FanOutNormal(keras.initializers.HeNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """Glorot uniform with explicit fans, for kernels whose shape does not show them, such as a fused QKV kernel."""
+    """Returns Glorot uniform with explicit fans, if the kernel's shape does not show them, as in a fused QKV kernel."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 

@@ -22,7 +22,7 @@ class PositionEmbedding(Layer):
         num_prefix_tokens: Int, the number of tokens (class, distillation, registers) before the patches.
         num_prefix_positions: Int, the number of leading prefix tokens that get a learned embedding; all by default.
             Fixed embeddings add nothing to the prefix.
-        interpolation: The resizing of learned embeddings: "linear" with aligned end points (official code), "bicubic"
+        interpolation: The method of resizing: "linear" with aligned end points (official code), "bicubic"
             (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO).
 
     Call arguments:

@@ -16,8 +16,8 @@ class TokenPooling(Layer):
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
-        sizes: (batch, num_prefix_tokens + num_patches) or None: the number of patches merged into each token, its
-            weight in the mean.
+        sizes: (batch, num_prefix_tokens + num_patches) or None, the number of patches merged into each token. It is
+            the weight in the mean.
 
     Raises:
         ValueError: If `index` is not below `num_prefix_tokens` with method="token" or "token_gap".

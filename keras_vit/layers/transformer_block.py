@@ -35,10 +35,10 @@ class TransformerBlock(CompositeLayer):
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
-        sizes: (batch, num_tokens) or None: the number of patches merged into each token by earlier blocks.
+        sizes: (batch, num_tokens) or None, the number of patches merged into each token by earlier blocks.
         rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
-        num_outputs: Int, the number of leading tokens to compute and return, which attend to all tokens; None for all.
+        num_outputs: Int, the number of leading tokens to compute and return. They attend to all tokens. None for all.
             With `token_merging`, at most `num_prefix_tokens`; the sizes are then not returned.
 
     Returns:

@@ -93,7 +93,7 @@ class Transposed(Same):
 
 
 class Permuted(Same):
-    """One array, whose axes in the model are `axes` of the file's array."""
+    """One array. Its axes in the model are the file's axes in the order `axes`."""
 
     def __init__(self, *axes):
         self.axes = axes

@@ -75,7 +75,7 @@ class Plan:
         methods = TABLE_METHODS if of_tables else POSITION_METHODS
         arguments.one_of("position_interpolation", self.position_interpolation, methods)
         self.variables = weights_of(model)
-        # The kernel whose shape depends on the number of image channels.
+        # The shape of this kernel depends on the number of image channels.
         self.entrance = next(k for k in ENTRANCES if k in self.variables)
         # The file's rows for prefix tokens, kept until the tokens are read.
         self.prefix_rows = None

@@ -30,5 +30,5 @@ def overwrite(variable, value):
     import tensorflow as tf
 
     own[...].assign(ops.cast(value, variable.dtype))
-    # A sliced assignment makes each later read copy the variable; turn this off.
+    # After a sliced assignment, each read would copy the variable.
     tf.raw_ops.DisableCopyOnRead(resource=own.handle)

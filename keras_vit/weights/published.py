@@ -50,9 +50,9 @@ class Row(NamedTuple):
         return Preprocessing(**_PREPROCESSING[self.source])
 
 
-# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and files with any published accuracy: at 384
-# pixels from table 5, at 224 from the official code's README. "sam": trained with sharpness-aware minimization, only on
-# ImageNet (arXiv 2106.01548). ViT-S_16 of "sam" is left out, since its file has three times the size of the model.
+# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and files with any published accuracy. It is from
+# table 5 at 384 pixels and from the official code's README at 224. "sam" was trained with sharpness-aware minimization
+# on ImageNet only (arXiv 2106.01548). Its ViT-S_16 is left out, since the file has three times the size of the model.
 _VIT = (
     (
         *("imagenet21k", "imagenet21k", 224, 21843),
