@@ -46,20 +46,20 @@ class ViTConfig(ModelConfig):
         head_dim: Int, the head width, `hidden_dim // num_heads`. Required if `num_heads` does not divide `hidden_dim`.
         mlp_dim: Int, the hidden width of the MLPs.
         stages: Ints, the units per stage of a hybrid's ResNet; () for its root only. None: no ResNet.
-        width_factor: Float, a multiple of 0.5, the width of that ResNet relative to the standard.
+        width_factor: Float, a multiple of 0.5, the ResNet's width relative to a standard ResNet.
         resnet_epsilons: The code base whose epsilons the ResNet uses: "official" or "timm".
         pooling: "token" (class token), "gap" (mean of the patches), "token_gap" (both, concatenated), "map" (attention
             pooling) or "none" (all tokens).
         position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
             in each attention), "sincos2d" (fixed) or "none".
-        position_interpolation: How the position table is resized for another image size, at run time or from a file:
-            "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
-        grid_size: (rows, columns) of the position table of a model of any image size. None: that of 224 x 224 images.
+        position_interpolation: The method that resizes the position table for another image size, at run time or from a
+            file: "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
+        grid_size: (rows, columns) of the position table of a model of any image size. None: as for 224 x 224 images.
         class_token: Bool, whether there is a class token; None: only if `pooling` is "token", "token_gap" or "none".
         class_token_position: Bool, whether class and distillation tokens get a position embedding.
         distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
             mean of both heads' logits.
-        distillation_head: Bool; False omits that head.
+        distillation_head: Bool; False omits the head `head_dist`.
         return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
         num_registers: Int, the number of register tokens, without position embeddings.
         rotary_embedding: "dinov3", "eva02" or "axial" (RoPE-ViT), as in `RotaryEmbedding`, in addition to
@@ -73,14 +73,14 @@ class ViTConfig(ModelConfig):
         layer_scale_init: Float, the initial value of LayerScale; None for no LayerScale.
         qk_norm: Bool, whether to layer-normalize queries and keys.
         qkv_bias: Bool, whether queries, keys and values have a bias.
-        key_bias: Bool, whether the keys have one of these biases.
+        key_bias: Bool, whether the keys have a bias.
         attention_norm: Bool, whether to normalize the concatenated heads before their output projection.
         gated_mlp: Bool, whether the MLPs' hidden layer is gated: SwiGLU with activation="silu".
         mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
         activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation.
         layer_norm_epsilon: Float, the epsilon of all norms.
         token_merging: Int, or one per block, the number of patches to merge into similar ones, at most half of them.
-            Usual: 8 or 16 of 196. Such a block outputs tokens and their sizes.
+            Usual values are 8 or 16 of 196. Such a block outputs tokens and their sizes.
 
     Raises:
         ValueError: If a value is out of range or conflicts with another.
@@ -170,7 +170,7 @@ class ViTConfig(ModelConfig):
         self._require(standard, 'resnet_epsilons="official" without a ResNet', "resnet_epsilons")
         known_size = "grid_size=None with images of a known size"
         self._require(self.grid_size is None or self.any_size, known_size, "grid_size", "image_size")
-        # Raises if the images are smaller than a patch.
+        # `grid` raises if the images are smaller than a patch.
         _ = self.grid
         self._check_tokens()
         if not any(self.merged_per_block):
@@ -183,7 +183,7 @@ class ViTConfig(ModelConfig):
             self._require(False, expected, "token_merging")
 
     def _require(self, holds, expected, *names):
-        """Raises a ValueError that tells the values of the fields `names`, unless `holds`."""
+        """Raises a ValueError that lists the fields `names` if `holds` is False."""
         if not holds:
             received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
             raise ValueError(f"Expected {expected}. Received: {received}")
@@ -194,7 +194,7 @@ class ViTConfig(ModelConfig):
         expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
         holds = self.head_dim == width or (self.head_dim is None and not remainder)
         self._require(holds, expected, "hidden_dim", "num_heads", "head_dim")
-        # None if it follows from the other fields, so that copies with other values derive it again.
+        # A width that follows from the other fields is stored as None, so that copies derive it again.
         self._set("head_dim", width if remainder else None)
 
         self._check_rotary()
@@ -241,17 +241,17 @@ class ViTConfig(ModelConfig):
 
     @property
     def any_size(self):
-        """Whether the model takes images of any size."""
+        """True if the model takes images of any size."""
         return self.image_size == (None, None)
 
     @property
     def stride(self):
-        """The stride of the ResNet below the patches; 1 without one."""
+        """The stride of the ResNet below the patches; 1 without a ResNet."""
         return 1 if self.stages is None else total_stride(self.stages)
 
     @property
     def grid(self):
-        """(rows, columns) of patches; if the model takes any size, of its position table."""
+        """The (rows, columns) of the patches, or of the position table if the model takes any size."""
         if self.grid_size is not None:
             return self.grid_size
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
@@ -261,12 +261,12 @@ class ViTConfig(ModelConfig):
 
     @property
     def has_positions_in_blocks(self):
-        """Whether each block needs all patches in order, for relative or rotary positions."""
+        """True if the blocks have relative or rotary positions, and so need all patches in order."""
         return self.position_embedding == "relative" or self.rotary_embedding is not None
 
     @property
     def has_distillation_head(self):
-        """Whether the distillation token is pooled by itself, with its own head if num_classes > 0."""
+        """True if the distillation token is pooled by itself, and read by `head_dist` if num_classes > 0."""
         return self.distillation_token and self.distillation_head
 
     @property

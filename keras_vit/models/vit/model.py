@@ -56,8 +56,8 @@ def ViT(
 
     The model maps images, (batch, height, width, in_channels), always channels last, to float32 logits, (batch,
     num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
-    `block_01`, ..., `norm`, `pre_logits` and `head`. An argument that is None comes from the weights; without weights
-    it is that of the variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
+    `block_01`, ..., `norm`, `pre_logits` and `head`. An argument that is None comes from the weights, or else from the
+    variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
 
     Args:
         variant: Size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), slash,
@@ -71,8 +71,8 @@ def ViT(
         attention_dropout_rate: Float in [0, 1), on the attention weights.
         drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
         patch_dropout_rate: Float in [0, 1), the share of patches that each training step drops.
-        remat: Bool; True recomputes each block's activations for the gradient: less memory, a third more training time.
-        head_init: Initializer of the head's kernel; zeros, as in the official Flax code, by default.
+        remat: Bool; True recomputes each block's activations for the gradient, with less memory and a third more time.
+        head_init: Initializer of the head's kernel. The default is zeros, as in the official Flax code.
         dtype: The dtype policy of all layers but the heads, such as "mixed_bfloat16"; None for Keras' global policy.
         name: String, the model's name.
         **fields: Other fields of `keras_vit.ViTConfig`, such as `num_layers` or `activation`, which override the
@@ -146,7 +146,7 @@ def connect(
     if patch_dropout_rate:
         x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
     sizes = None
-    # At least 1, even for a single token.
+    # The distance is at least 1, even for a single token.
     max_distance = max(1, num_prefix_tokens + arguments.num_patches(config.grid) - 1)
     options = {name: getattr(config, name) for name in _BLOCK_FIELDS}
     options |= {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate, "remat": remat}
@@ -231,7 +231,7 @@ VIT = Family(
 
 
 def _warn_of_dropped_pixels(config):
-    """Warns if patches do not divide the image size."""
+    """Warns if the patches do not cover the whole image."""
     if config.any_size:
         return
     (height, width), (rows, columns) = config.image_size, config.grid

@@ -1,4 +1,4 @@
-"""Folders and state dicts of ViTs that timm loads."""
+"""Maps ViT configs to timm: weight names and settings of state dicts, and the config.json of folders."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ _SIZES = {
     **{"large": (1024, 24, 4096), "huge": (1280, 32, 5120), "so400m": (1152, 27, 4304), "giant": (1536, 40, 4096)},
     "vit": (64, 6, 192),
 }
-# The fields in which most published models agree; `layer_scale` is whether there is one.
+# The values that most published models share. `layer_scale` is True if the model has LayerScale.
 USUAL = {
     **{"class_token": True, "distillation_token": False, "num_registers": 0},
     **{"position_embedding": "learned", "qkv_bias": True, "qk_norm": False, "patch_bias": True},
@@ -25,7 +25,7 @@ USUAL = {
 _SCALED = {"layer_scale": True, "class_token_position": False}
 _DINOV3 = {"layer_scale": True, "num_registers": 4, "position_embedding": "none"}
 _EVA02 = {"gated_mlp": True, "activation": "silu", "key_bias": False, "norm_after_pooling": True}
-# (pattern of timm's architectures that are written, fields other than `USUAL`).
+# (pattern of supported timm architectures, fields that differ from `USUAL`).
 _KINDS = (
     (r"test_vit|(deit|vit)_(tiny|small|base|large|huge)_patch\d+_(224|384)", {}),
     (r"deit_\w+_distilled_.*", {"distillation_token": True}),
@@ -52,12 +52,12 @@ _KINDS = (
 
 
 def of_eva(config):
-    """Returns whether timm's `Eva`, not its `VisionTransformer`, computes the model of a `ViTConfig`."""
+    """Returns True if timm builds the model of a `ViTConfig` as `Eva` instead of `VisionTransformer`."""
     return config.rotary_embedding is not None or (config.qkv_bias and not config.key_bias)
 
 
 def source_for(source, config):
-    """Returns a timm `Source` with the spellings of the class that computes the model of a `ViTConfig`."""
+    """Returns a timm `Source` with the weight names of the timm class for a `ViTConfig`."""
     rows = dict(source.names)
     if of_eva(config):
         rows |= names.GAMMAS
@@ -75,12 +75,12 @@ def _splits_gates(config):
 
 
 def settings_of(config):
-    """Returns the settings of timm's code for the weights of a `ViTConfig`: where it has several, the config's own."""
+    """Returns the settings that timm uses for a config; if timm has several, the config's value is preferred."""
     activations = ["silu"] if config.gated_mlp else ["gelu"]
     if config.norm_before_blocks and not of_eva(config):
         activations += ["quick_gelu"]
     if not (config.class_token or config.norm_after_pooling or config.gated_mlp or of_eva(config)):
-        # SigLIP's.
+        # timm's SigLIP models use this activation.
         activations += ["gelu_tanh"]
     epsilon = 1e-5 if config.norm_before_blocks or config.rotary_embedding == "dinov3" else 1e-6
     chosen = config.activation if config.activation in activations else activations[0]
@@ -88,7 +88,7 @@ def settings_of(config):
 
 
 def unwritten(config):
-    """Yields what timm's code cannot compute of a `ViTConfig`."""
+    """Yields the properties of a `ViTConfig` that timm's code cannot compute."""
     if config.pooling == "token_gap":
         yield 'pooling="token_gap"'
     if config.patch_bias == config.norm_before_blocks:
@@ -100,7 +100,7 @@ def unwritten(config):
 
 
 def settings_of_name(name):
-    """Returns the fields of timm's architecture, without the image size, or None if it is not written."""
+    """Returns the fields of a timm architecture, without the image size, or None if it is not supported."""
     fields = next((fields for pattern, fields in _KINDS if re.fullmatch(pattern, name)), None)
     if fields is None:
         return None
@@ -118,7 +118,7 @@ def settings_of_name(name):
 
 
 def _differences(name, config):
-    """Yields (field, value of timm's architecture, value of a `ViTConfig`)."""
+    """Yields (field, timm's value, config's value) for each field that differs."""
     own = {
         "layer_scale": config.layer_scale_init is not None,
         "key_bias": config.key_bias or not config.qkv_bias,
@@ -128,7 +128,7 @@ def _differences(name, config):
     }
     for field, value in settings_of_name(name).items():
         found = own.get(field, getattr(config, field, None))
-        # `act_layer` is an argument of timm's `VisionTransformer`.
+        # timm's `VisionTransformer` accepts these activations as `act_layer`.
         free = field == "activation" and not of_eva(config) and not config.gated_mlp and found in ACTIVATIONS
         if found != value and not free:
             yield field, value, found
@@ -140,14 +140,14 @@ def _differences(name, config):
 
 
 def _nearest(config):
-    """Returns (timm's architecture with the fewest differences, its differences)."""
+    """Returns (name of the timm architecture with the fewest differences, these differences)."""
     side = f"_{config.image_size[0]}"
     found = [(name, list(_differences(name, config))) for name in MODELS if settings_of_name(name) is not None]
     return min(found, key=lambda pair: (len(pair[1]), not pair[0].endswith(side)))
 
 
 def unwritten_in_folder(config):
-    """Yields what no architecture of timm has of a `ViTConfig`."""
+    """Yields the settings of a `ViTConfig` that no timm architecture has."""
     name, differences = _nearest(config)
     if differences:
         listed = ", ".join(f"{field}={found!r}, which is {value!r} there" for field, value, found in differences)

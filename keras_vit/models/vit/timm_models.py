@@ -1,4 +1,4 @@
-"""What timm's code sets for its ViTs, by their names, and their weights do not show."""
+"""Settings of timm's ViTs that their weights do not show, by model name."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ _CLIP = {"layer_norm_epsilon": 1e-5}
 _DINOV3 = {"layer_norm_epsilon": 1e-5, "rotary_embedding": "dinov3"}
 _EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (16, 16)}
 
-# (names, fields other than the default): "{a,b}" in a name stands for either.
+# (names, fields that differ from `DEFAULT`). "{a,b}" in a name stands for either.
 _ROWS = (
     ("test_vit", {}),
     ("deit_{tiny,small,base}{,_distilled}_patch16_224 deit_base{,_distilled}_patch16_384", {}),
@@ -65,7 +65,7 @@ _ROWS = (
     ("vit_{small,base,large}_patch16_rope{,_ape}_224", {"rotary_embedding": "axial"}),
 )
 
-# (what the models of these names have, names): weights alone would not show all of it.
+# (unsupported feature, pattern of model names). Weights do not reveal all of these features.
 _MISSING = (
     ("norms after the residual branches", r"eva02_enormous_.*|vit_.*_rpn_\d+"),
     ("relative position biases", r"vit_s?relpos_.*"),
@@ -80,13 +80,13 @@ _MISSING = (
 
 _POOLINGS = {"token": "token", "avg": "gap", "map": "map", "": "none"}
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")
-# The arguments of timm's rotary positions for each kind; the first are its defaults.
+# timm's arguments for each kind of rotary positions. "eva02" has timm's defaults.
 ROPES = {
     "eva02": {"rope_type": "cat", "rope_temperature": 10000, "rope_grid_indexing": "ij", "rope_rotate_half": False},
     "axial": {"rope_type": "cat", "rope_temperature": 100, "rope_grid_indexing": "xy", "rope_rotate_half": False},
     "dinov3": {"rope_type": "dinov3", "rope_temperature": 100, "rope_grid_indexing": "ij", "rope_rotate_half": True},
 }
-# Arguments that the weights or the image size show, or that matter in training alone.
+# timm arguments that only affect training, or whose values follow from the weights or the image size.
 _SHOWN = re.compile(
     "img_size|patch_size|in_chans|num_classes|embed_dim|depth|mlp_ratio|qkv_bias|qkv_fused|qk_norm|proj_bias|"
     "init_values|class_token|no_embed_class|pos_embed|reg_tokens|num_reg_tokens|pre_norm|final_norm|fc_norm|"
@@ -95,7 +95,7 @@ _SHOWN = re.compile(
 )
 
 
-# The fields by name.
+# The fields by model name.
 MODELS = {
     name: {"num_heads": _HEADS[next(word for word in name.split("_") if word in _HEADS)], **DEFAULT, **row}
     for names, row in _ROWS
@@ -105,7 +105,7 @@ MODELS = {
 
 
 def of_folder(path, config):
-    """Returns the fields that a folder's architecture and `model_args` tell; raises if they are not supported."""
+    """Returns the fields that a folder's architecture and `model_args` imply; raises if they are not supported."""
     name, args = config.get("architecture"), config.get("model_args")
     args = args if isinstance(args, dict) else {}
     for part, names in _MISSING:
@@ -115,7 +115,7 @@ def of_folder(path, config):
     is_eva = str(name).startswith("eva") or found.get("rotary_embedding") is not None
     said = {"global_pool": config["global_pool"]} if "global_pool" in config else {}
     for key, value in {**said, **args}.items():
-        # None is a value, as which timm's code takes these.
+        # timm treats None as the default of these arguments.
         value = {"act_layer": "gelu", "norm_layer": "layernorm"}.get(key) if value is None else value
         if _SHOWN.fullmatch(key):
             continue
@@ -124,7 +124,7 @@ def of_folder(path, config):
         elif key == "global_pool":
             found["pooling"] = translated(path, key, value, _POOLINGS)
         elif key == "act_layer":
-            # Kept apart too, since gated MLPs have another default.
+            # `act_layer` is kept too, because gated MLPs have another default activation.
             found[key] = found["activation"] = translated(path, key, value, {name: name for name in ACTIVATIONS})
         elif key == "norm_layer":
             found["layer_norm_epsilon"] = translated(path, key, value, {"layernorm": 1e-6})
@@ -139,7 +139,7 @@ def of_folder(path, config):
 
 
 def _with_rotary(path, found, args):
-    """Returns the fields with the kind of rotary positions that `args` change it to."""
+    """Returns the fields with the rotary positions that `args` select."""
     given = {key: args[key] for key in ROPES["eva02"] if key in args}
     kind = found.get("rotary_embedding")
     used = args.get("use_rot_pos_emb", kind is not None)
@@ -160,17 +160,17 @@ def _unsupported(path, what):
 
 
 def of_eva(key):
-    """Returns whether a key is one of timm's `Eva`, not of its `VisionTransformer`."""
+    """Returns True if a key occurs in timm's `Eva` but not in its `VisionTransformer`."""
     return re.search(r"\.(gamma_[12]|attn\.([qv]_bias|[qkv]_proj\..*)|mlp\.fc1_[gx]\..*)$", key) is not None
 
 
 def unknown_of_arrays(weights, spelled_as_eva, gated):
-    """Returns {field: reason} for the fields in which timm's models of such arrays differ.
+    """Returns {field: reason} for the fields in which timm's models with such arrays differ.
 
     Args:
-        weights: {weight: shape}.
-        spelled_as_eva: Whether the keys are those of timm's `Eva`, which may have rotary positions.
-        gated: Whether the MLPs are gated.
+        weights: Dict of {weight: shape}.
+        spelled_as_eva: Bool, whether the keys occur in timm's `Eva`, which may have rotary positions.
+        gated: Bool, whether the MLPs are gated.
     """
     token, pool = "class_token/tokens" in weights, "pooling/probe" in weights
     table, norm_of_all = "position_embedding/embeddings" in weights, "fc_norm/gamma" not in weights

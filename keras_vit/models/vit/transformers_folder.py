@@ -1,4 +1,4 @@
-"""Writes folders that Hugging Face transformers loads: a table of its model classes."""
+"""Writes ViT folders that Hugging Face transformers loads, by a table of its model classes."""
 
 import re
 from typing import Any, NamedTuple
@@ -13,14 +13,14 @@ from keras_vit.weights.transformers_config import id2label, with_prefix
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
-# The fields that decide the class, with the values in which most agree; `head` is num_classes > 0, and `layer_scale`
-# that there is one.
+# The fields that select the class, with their most common values. `head` is True if num_classes > 0, and `layer_scale`
+# if the model has LayerScale.
 _USUAL = {
     **USUAL,
     **{"head": False, "pooling": "token", "distillation_head": True, "return_both_heads": False},
     "rotary_embedding": None,
 }
-# Stands for any value.
+# A placeholder for any value.
 _ANY = object()
 
 
@@ -31,9 +31,9 @@ class Kind(NamedTuple):
     model_type: str
     source: Source
     fields: dict
-    # Of the backbone's keys.
+    # The prefix of the backbone's keys.
     prefix: str = ""
-    # Whether its images and patches are squares.
+    # True if the images and patches must be squares.
     square: bool = False
 
     def differences(self, record):
@@ -65,14 +65,14 @@ _BIAS, _REPRESENTATION = {"qkv_bias": _ANY}, {"qkv_bias": _ANY, "representation_
 
 _GAP = {"pooling": "token_gap"}
 _WITH_REGISTERS = "dinov2_with_registers"
-# Of several that fit, the first is written.
+# If several kinds fit a model, the first one is written.
 KINDS = (
     Kind("ViTForImageClassification", "vit", HUGGINGFACE, _HEAD | _BIAS, "vit."),
     Kind("ViTModel", "vit", HUGGINGFACE, _REPRESENTATION),
     Kind("DeiTForImageClassificationWithTeacher", "deit", HUGGINGFACE, _HEAD | _DISTILLED | _BIAS | _BOTH, "deit."),
     Kind("DeiTForImageClassification", "deit", HUGGINGFACE, _HEAD | _ONE_OUTPUT | _BIAS, "deit."),
     Kind("DeiTModel", "deit", HUGGINGFACE, _ONE_OUTPUT | _REPRESENTATION),
-    # SiglipForImageClassification computes the same.
+    # IJepaForImageClassification computes the same as SiglipForImageClassification.
     Kind("IJepaForImageClassification", "ijepa", HUGGINGFACE, _HEAD | _NO_TOKEN | _BIAS, "ijepa."),
     Kind("IJepaModel", "ijepa", HUGGINGFACE, _NO_TOKEN | _BIAS),
     Kind("Dinov2ForImageClassification", "dinov2", DINOV2, _HEAD | _DINOV2 | _GAP, "dinov2.", True),
@@ -161,7 +161,7 @@ def _own(kind, record) -> dict[str, Any]:
 
 
 def _ratio(record):
-    """Returns DINOv2's mlp_ratio, an integer; its gated MLPs have two thirds of the width, a multiple of 8."""
+    """Returns DINOv2's mlp_ratio, an integer. Gated MLPs have 2/3 of that width, rounded up to a multiple of 8."""
     return round(record.mlp_dim * (3 / 2 if record.gated_mlp else 1) / record.hidden_dim)
 
 

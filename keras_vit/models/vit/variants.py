@@ -34,7 +34,7 @@ class Variant(NamedTuple):
 # Ti and S: DeiT (arXiv 2012.12877), table 1. B, L, H: the ViT paper (arXiv 2010.11929), table 1. g, G: Scaling Vision
 # Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it. g-opt:
 # SigLIP 2 (arXiv 2502.14786). S+, H+, 7B: DINOv3 (arXiv 2508.10104). DINOv2G: DINOv2's g (arXiv 2304.07193), table 17.
-# EVA02...: EVA-02 (arXiv 2303.11331). Where papers leave out MLP widths, they are those of their codes.
+# EVA02...: EVA-02 (arXiv 2303.11331). If a paper omits the MLP widths, they are from its code.
 SIZES = {
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
@@ -55,8 +55,8 @@ SIZES = {
     "EVA02L": Size(1024, 24, 2730, 16, gated_mlp=True),
 }
 
-# By name and the number after the slash: the ViT paper, section 4.1, and How to train your ViT? (arXiv 2106.10270),
-# table 2.
+# Stems by name and the number after the slash, from the ViT paper, section 4.1, and How to train your ViT? (arXiv
+# 2106.10270), table 2.
 STEMS = {
     ("R", 16): Stem((), 8),
     ("R26", 32): Stem((2, 2, 2, 2), 1),
@@ -64,7 +64,7 @@ STEMS = {
     ("R50", 32): Stem((3, 4, 6, 3), 1),
 }
 
-# The sizes as other packages spell them, for an error.
+# The names of sizes in other packages, for an error message.
 _WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 
@@ -85,7 +85,7 @@ def decode_variant(variant):
 
 
 def _meant(variant):
-    """Returns the end of an error that names the variant which is spelled like this elsewhere."""
+    """Returns the end of an error message, which suggests the variant that other packages name like this."""
     if not isinstance(variant, str):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
@@ -111,12 +111,12 @@ def name_of(fields):
 
 
 def num_heads_of(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
-    """Returns the number of heads of the sizes with these dimensions, or None if there is none, or they differ."""
+    """Returns the number of heads of the sizes with these dimensions; None if there are none, or if they differ."""
     rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
     numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def architecture_of(variant):
-    """The name of a variant in `list_weights`: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
+    """Returns the name of a variant in `list_weights`: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
     return re.sub(r"^(?:(\w+)\+)?(?=\w)", r"\1ViT", str(variant), count=1).replace("/", "")

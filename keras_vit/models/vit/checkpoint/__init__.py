@@ -1,4 +1,4 @@
-"""Reads the config of a ViT from a checkpoint: what all sources share."""
+"""Reads the config of a ViT from a checkpoint, in the steps that all sources share."""
 
 import math
 import numbers
@@ -28,7 +28,7 @@ from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Positions
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
-# The function that reads the fields which arrays do not show, by source. Sources with marks precede those without.
+# The functions that read the fields which arrays do not show, by source. Sources with marks come first.
 READERS = {
     **dict.fromkeys((OFFICIAL, BIG_VISION), official.read_config),
     **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
@@ -45,7 +45,7 @@ def read_config(file, grid_size=None):
     entrance = "patch_embedding/kernel" if file.size("root_conv/kernel", 4, 3) is None else "root_conv/kernel"
     found = begin(file, entrance)
     if file.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in file.weights:
-        # Its code antialiases only with registers.
+        # DINOv2's code antialiases only if the model has registers.
         found.position_interpolation = "bicubic_antialias"
     _read_arrays(file, found)
     states_image_size = "config" in file.own or file.container in ("huggingface", "timm")
@@ -63,7 +63,7 @@ def read_config(file, grid_size=None):
 
 
 def _read_arrays(file, found):
-    """Adds the fields that the arrays show."""
+    """Adds the fields that follow from the arrays."""
     weights, root_width = file.weights, file.size("root_conv/kernel", 4, 3)
     patch = tuple(file.size("patch_embedding/kernel", 4, axis) for axis in (0, 1))
     hidden, mlp_dim = (file.size(f"block_00/mlp/dense_{i}/kernel", 2, i % 2) for i in (1, 2))
@@ -118,18 +118,18 @@ def _read_heads(file, found):
 
 
 def _read_what_sizes_show(file, found):
-    """Adds the fields that published models of these sizes, or with these arrays, have."""
+    """Adds the fields that follow from published models of these sizes or with these arrays."""
     weights = file.weights
     if "distillation_head" not in found.values:
         found.put(STATED, distillation_head="head_dist/kernel" in weights or "head/kernel" not in weights)
     if found.get("qkv_bias") and "key_bias" not in found.values and "key_bias" not in found.unknown:
         found.put(STATED, key_bias=True)
     if "block_00/layer_scale_1/gamma" in weights:
-        # Any value: it is overwritten by the file's.
+        # The file's values will overwrite this one.
         found.put(STATED, certain=False, layer_scale_init=1.0)
     if "num_heads" not in found.values and "num_heads" not in found.unknown:
         dims = (found.get(name) for name in ("hidden_dim", "num_layers", "mlp_dim"))
-        # Some of DINOv3 have the sizes of others.
+        # Some DINOv3 models have the same sizes as other models.
         known = not file.source.name.startswith("dinov3")
         published = vit.num_heads_of(*dims, found.get("gated_mlp")) if known else None
         if published is None:
@@ -168,7 +168,7 @@ def _stride(found):
 
 
 def _positions(file, found, grid_size):
-    """Returns the `Positions` of a table: given, stated by the file, square, or else without a grid."""
+    """Returns the `Positions` of a table. The grid is given, stated in the file, square, or else None."""
     length = file.weights[_POSITIONS][1]
     tokens, registers = (
         sum(file.weights[name][1] for name in group if len(file.weights.get(name, ())) == 3)
@@ -199,7 +199,7 @@ def _positions(file, found, grid_size):
 
 
 def _grid_of_image(found, counts):
-    """Returns the grid for the image size that the file states if it matches the table's length, else None."""
+    """Returns the grid for the file's image size if it matches the length of the table, else None."""
     patch, image_size = found.get("patch_size") or (0, 0), found.get("image_size") or (None, None)
     if 0 in patch or None in image_size:
         return None
@@ -208,9 +208,9 @@ def _grid_of_image(found, counts):
 
 
 def positions_for(file, positions, grid, num_prefix):
-    """Returns the file's (number of prefix positions, grid of the others), given those of the model."""
-    # 16 positions are read as 4 x 4 even if the model's grid is 2 x 8, say. Only Keras' own files are read with the
-    # model's grid, since they come from such models and do not state their grid.
+    """Returns the file's (number of prefix positions, grid of patch positions), given the model's."""
+    # A table of 16 positions is read as 4 x 4, even if the model's grid is 2 x 8. Only Keras' own files are read with
+    # the model's grid, because they come from such models and do not contain the grid.
     if _POSITIONS not in file.weights:
         return 0, None
     count = file.weights[_POSITIONS][1]
@@ -224,14 +224,14 @@ def positions_for(file, positions, grid, num_prefix):
 
 
 def fit(file, found, fields, given):
-    """Checks the positions, as in `Family.fit`; returns the width of the heads, which need not divide hidden_dim."""
+    """Checks the positions, as in `Family.fit`; returns head_dim, which need not divide hidden_dim."""
     if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
         check_positions(file, fields)
     return {"head_dim": fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])}
 
 
 def check_positions(file, fields):
-    """Raises if the image size that a file states needs more position embeddings than its table holds."""
+    """Raises if the image size of a file needs more position embeddings than its table contains."""
     grid = fields.get("grid_size")
     fixed = fields.get("position_embedding", "learned") in ("sincos2d", "none")
     if fixed or (grid is None and None in fields["image_size"]):

@@ -1,4 +1,4 @@
-"""The fields that the files of the official code, of big_vision and of Keras imply, beside their arrays."""
+"""Reads the fields that files of the official code, big_vision and Keras imply in addition to their arrays."""
 
 from keras_vit.weights.found import DEFAULT, put_preprocessing
 
@@ -6,7 +6,7 @@ _KERAS = "keras files do not contain it"
 
 
 def read_config(file, found):
-    """Adds the fields of an .npz of the official Flax code or of big_vision."""
+    """Adds the fields of an .npz file of the official Flax code or of big_vision."""
     origin = f"{DEFAULT} {file.source.name}"
     put_preprocessing(found, file.source)
     found.put(
@@ -21,7 +21,7 @@ def read_config(file, found):
 
 
 def read_keras(file, found):
-    """Adds the fields of a .weights.h5 file of Keras, which states none."""
+    """Adds the fields of a Keras .weights.h5 file, which contains no settings."""
     put_preprocessing(found, file.source)
     if "num_heads" not in found.values:
         found.leave("keras files do not contain it", "num_heads")
@@ -38,14 +38,14 @@ def read_keras(file, found):
 
 
 def pooling_of(found, weights):
-    """Returns the pooling of most sources, by the arrays."""
+    """Returns the pooling that most sources use with these arrays."""
     if "pooling/probe" in weights:
         return "map"
     return "token" if found.get("class_token") else "gap"
 
 
 def put_fixed_positions(file, found, method=None):
-    """Adds the position_embedding of a file without a table: `method`, or unknown if None."""
+    """Adds the position_embedding of a file without a table: `method`, or unknown if `method` is None."""
     if "position_embedding/embeddings" in file.weights:
         return
     if method is None:

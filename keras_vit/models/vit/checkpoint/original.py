@@ -1,4 +1,4 @@
-"""The fields that the files of the original code of CLIP, DINO, MAE, I-JEPA and EVA-02 imply, beside their arrays."""
+"""Reads the fields that original files of CLIP, DINO, MAE, I-JEPA and EVA-02 imply in addition to their arrays."""
 
 import math
 
@@ -11,7 +11,7 @@ from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 
 # bfloat16 has 8 significant bits.
 _BFLOAT16 = 2.0**-8
-# The grid to whose positions EVA-02 scales those of others.
+# EVA-02 rescales the positions of other grids to this grid.
 _EVA02_GRID = (16, 16)
 
 
@@ -40,7 +40,7 @@ def read_config(file, found):
 
 
 def head_dim(file):
-    """Returns the width of a head that tables of rotary positions are for, or None."""
+    """Returns the head width that the tables of rotary positions are for; None without tables."""
     periods, cosines = (_table(file, suffix) for suffix in ("rope_embed.periods", "rope.freqs_cos"))
     shape = file.file.entries[periods or cosines].shape if periods or cosines else ()
     return None if not shape else 4 * shape[0] if periods else shape[-1]
@@ -50,20 +50,20 @@ def _read_preprocessing(file, found):
     put_preprocessing(found, file.source, not of_two_kinds(file, found))
     grid, patch = found.positions.grid, found.get("patch_size")
     if file.source.name == "mae" and grid and patch and max(np.multiply(grid, patch)) > 224:
-        # Larger images are evaluated whole.
+        # MAE evaluates larger images without cropping the shorter side.
         constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
         found.put(f"{DEFAULT} mae", preprocessing=Preprocessing(**constants))
 
 
 def of_two_kinds(file, found):
-    """Returns whether DINOv3 has models of photos and of satellite images with the width of a file."""
+    """Returns True if DINOv3 has models of both photos and satellite images with the width of a file."""
     return file.source.name.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
 
 
 def _read_pooling(file, found):
     source, normed = file.source.name, found.get("norm_after_pooling")
     token = found.get("class_token") and "pooling/probe" not in file.weights
-    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm have the mean.
+    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm average the patches.
     seen = {"eva02": normed, "open_clip": found.get("norm_before_blocks")}
     if source == "dinov2_original" and "head/kernel" in file.weights:
         found.put(f"{DEFAULT} {source}", pooling="token_gap")
@@ -76,7 +76,7 @@ def _read_pooling(file, found):
 
 
 def _table(file, suffix):
-    """Returns the first key with this ending of the keys that hold no weights, or None."""
+    """Returns the first key with this ending among the keys without weights, or None."""
     return next((key for key in file.ignored if key.endswith(suffix)), None)
 
 
@@ -86,7 +86,7 @@ def _read(file, key):
 
 
 def _check_periods(file):
-    """Raises unless the periods are those of theta 100, as rounded to bfloat16 in the published files."""
+    """Raises unless the periods follow from theta 100, up to the bfloat16 rounding of the published files."""
     key = _table(file, "rope_embed.periods")
     if key is None:
         return
@@ -99,7 +99,7 @@ def _check_periods(file):
 
 
 def _grid_of_eva02(file):
-    """Returns the rotary_grid that gives the cosines and sines of the file."""
+    """Returns the `rotary_grid` that reproduces the cosines and sines of the file."""
     tables = [_read(file, _table(file, f"rope.freqs_{name}")) for name in ("cos", "sin")]
     side, quarter = math.isqrt(len(tables[0])), tables[0].shape[-1] // 4
     for grid in (_EVA02_GRID, None):

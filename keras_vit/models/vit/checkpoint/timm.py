@@ -1,4 +1,4 @@
-"""The fields that the files of timm, DeiT and OpenCLIP's towers of timm imply, beside their arrays."""
+"""Reads the fields that files of timm, DeiT and OpenCLIP's timm towers imply in addition to their arrays."""
 
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
@@ -25,7 +25,7 @@ def _read_architecture(file, found):
     unknown = {name: why for name in ("num_heads", *timm_models.DEFAULT) if name not in fields}
     own = fields.pop("act_layer", None)
     if found.get("gated_mlp"):
-        # Gated MLPs have another default.
+        # Gated MLPs have another default activation.
         fields["activation"] = own or file.source.gated_activation
         unknown.pop("activation", None)
     if "num_heads" in fields:
@@ -39,7 +39,7 @@ def _read_state_dict(file, found):
     epsilon = 1e-5 if source.name == "timm" and found.get("norm_before_blocks") else source.layer_norm_epsilon
     fields = {"activation": source.activation, "layer_norm_epsilon": epsilon}
     found.put(f"{DEFAULT} {source.name}", rotary_embedding=None, rotary_grid=None)
-    # DeiT III's own files have the layer scales of `Eva`.
+    # DeiT III's own files name layer scales as timm's `Eva` does.
     marks = [key for key in file.shapes if timm_models.of_eva(key)]
     of_deit = source.name == "deit" and all("gamma" in key for key in marks)
     found.doubt(timm_models.unknown_of_arrays(file.weights, bool(marks) and not of_deit, found.get("gated_mlp")))

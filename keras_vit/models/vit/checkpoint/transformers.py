@@ -1,4 +1,4 @@
-"""The fields that the files of transformers imply, beside their arrays."""
+"""Reads the fields that files of transformers imply in addition to their arrays."""
 
 from keras_vit import arguments
 from keras_vit.models.vit.checkpoint.official import put_fixed_positions
@@ -7,7 +7,7 @@ from keras_vit.weights import timm_config, transformers_config
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 
 _DEFAULT = f"{DEFAULT} transformers"
-# Activation names of transformers, by the name here.
+# {transformers' name of an activation: our name}.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -21,7 +21,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
-# The keys of config.json that are read, or that the arrays show.
+# The keys of config.json that are read, or whose values follow from the arrays.
 _READ = {
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "layer_norm_eps"),
     *("image_size", "patch_size", "num_channels", "qkv_bias", "pooler_act", "pooler_output_size", "mlp_ratio"),
@@ -47,7 +47,7 @@ def read_config(file, found):
     if "pre_logits/kernel" in file.weights:
         timm_config.translated(file.path, "pooler_act", config.get("pooler_act", "tanh"), {"tanh": "tanh"})
     if source.name == "huggingface" and "head/kernel" not in file.weights:
-        # DeiTModel has the distillation token, and its output is the class token's.
+        # DeiTModel has a distillation token, but outputs only the class token.
         found.put(STATED, distillation_head=False)
     _read_rotary(file, found, config)
     put_fixed_positions(file, found, "none" if source.name == "dinov3" else None)
@@ -60,14 +60,14 @@ def _origin(file, key):
 def _pooling(file, found):
     siglip = file.source.name == "siglip"
     if "head/kernel" in file.weights and file.source.name in ("siglip", "dinov2"):
-        # SigLIP's classifier averages the tokens, although the file has the attention pooling too. Those of DINOv2
-        # average the patches beside the class token.
+        # SigLIP's classifier averages the tokens, although the file has the attention pooling too. DINOv2's classifiers
+        # read the class token and the mean of the patches.
         return "gap" if siglip else "token_gap"
     if "pooling/probe" in file.weights:
         return "map"
     if found.get("class_token"):
         return "token"
-    # Without its pooling, SigLIP's code returns all tokens.
+    # If the attention pooling is missing, SigLIP's code returns all tokens.
     return "none" if siglip else "gap"
 
 

@@ -6,7 +6,7 @@ from keras_vit.models.vit.names.timm import DEIT, TIMM
 
 
 def recognise(keys, container, facts):
-    """Returns the Source of a file if several sources have its first layer, from its keys, container and facts."""
+    """Returns the Source of a file whose first layer occurs in several sources, or None."""
     if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
         # Both have the same key for the patch embedding; the position table's key or the prefix differs.
         keys = set(keys)

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: ViT and its kin, DINOv2 and 3, and the image towers of SigLIP and CLIP."""
+"""The names of weights of ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP and CLIP in Hugging Face transformers."""
 
 from keras_vit.images.constants import (
     CLIP_PREPROCESSING,
@@ -42,7 +42,7 @@ HUGGINGFACE = Source(
         **norm(BLOCK + "norm_2", _BLOCK + "layernorm_after"),
         **dense(BLOCK + "mlp/dense_1", _BLOCK + "intermediate.dense"),
         **dense(BLOCK + "mlp/dense_2", _BLOCK + "output.dense"),
-        # Its pooler is a dense tanh layer on the class token, like pre_logits.
+        # The pooler is a dense tanh layer on the class token, like pre_logits.
         **dense("pre_logits", "pooler.dense"),
         **dense("head_dist", "distillation_classifier"),
     },
@@ -51,7 +51,7 @@ HUGGINGFACE = Source(
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
     aliases=[(r"^cls_classifier\.", "classifier.")],
-    # The decoder of models for masked images.
+    # Only models for masked images have mask tokens and a decoder.
     ignored=r"(vit\.|deit\.|ijepa\.)?embeddings\.mask_token$|decoder\.",
     prefixes=("vit.", "deit.", "ijepa."),
 )
@@ -116,7 +116,7 @@ DINOV3 = Source(
 )
 
 _SIGLIP_BLOCK = "encoder.layers.{block}."
-# Its pooling uses PyTorch's MultiheadAttention, which keeps queries, keys and values in one array.
+# SigLIP's pooling uses PyTorch's MultiheadAttention, which keeps queries, keys and values in one array.
 _POOLING_PARTS = [
     (name, "head.attention.in_proj_weight", "head.attention.in_proj_bias", i, 3)
     for i, name in enumerate(("query", "key", "value"))
@@ -133,7 +133,7 @@ _TOWER = {
     **dense(BLOCK + "mlp/dense_2", _SIGLIP_BLOCK + "mlp.fc2"),
     **norm("norm", "post_layernorm"),
 }
-# The text tower, the scale and bias of the loss, and a list of numbers in files of older versions.
+# The keys of the text tower, of the loss, and of a list of numbers in files of older versions.
 _NOT_OF_THE_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|(vision_model\.)?embeddings\.position_ids$"
 
 SIGLIP = Source(

@@ -1,4 +1,4 @@
-"""Keras' own .weights.h5 files: layers by name, weights by number."""
+"""The names of weights in Keras' own .weights.h5 files, which number the weights of each layer."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ _NAMES = (
 _NUMBERS = {name: number for number, names in enumerate(_NAMES) for name in names}
 
 
-# By how the names of the blocks begin.
+# The families by the name of their first block.
 _FAMILIES = {"block_00/": "vit", "stage_1_block_01/": "efficientnet", "stage_1_unit_01/": "bit"}
 
 
@@ -47,7 +47,7 @@ class KerasSource(Source):
         return any(f"{entrance.removesuffix('/kernel')}/0" in keys for entrance in ENTRANCES)
 
     def spelled(self, keys):
-        """Returns this source with the family of the models whose keys these are."""
+        """Returns this source with the family that the keys belong to."""
         families = (family for prefix, family in _FAMILIES.items() if any(key.startswith(prefix) for key in keys))
         return dataclasses.replace(self, family=next(families, "vit"))
 

@@ -1,4 +1,4 @@
-"""Google's .npz files: ViT and hybrids of the official Flax code, and ViT of big_vision."""
+"""The names of weights in the .npz files of the official Flax code (ViT and hybrids) and of big_vision (ViT)."""
 
 from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
@@ -16,7 +16,7 @@ def _norm(ours, theirs, codec=_SAME):
 
 
 def _encoder(block, attention, norm_2, mlp):
-    """Returns the rows of embedding, blocks and head; the arguments are module names in a block."""
+    """Returns the rows of embedding, blocks and head, given the prefix of a block and the names of its modules."""
 
     def qkv(part):
         return tuple(f"{block}{attention}/{name}/{part}" for name in ("query", "key", "value"))
@@ -91,7 +91,7 @@ BIG_VISION = Source(
     activation="gelu_tanh",
     preprocessing=OFFICIAL_PREPROCESSING,
     class_token_position=False,
-    # Where older versions keep the position table and the MAP head.
+    # Older versions store the position table and the MAP head under other keys.
     aliases=[
         (r"^Transformer/(posembed_input/)?pos_embedding$", "pos_embedding"),
         (r"^(?=(probe|MlpBlock_0|MultiHeadDotProductAttention_0|LayerNorm_0)(/|$))", "MAPHead_0/"),

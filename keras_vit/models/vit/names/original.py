@@ -1,4 +1,4 @@
-"""State dicts of the original code of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA and EVA-02, and OpenCLIP's."""
+"""The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP."""
 
 import dataclasses
 import re
@@ -10,11 +10,11 @@ from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm
 
 _BLOCK = "blocks.{block}."
 _QKV_BIAS = BLOCK + "attention/qkv/bias"
-# A gated MLP as three layers.
+# The first layer of a gated MLP, stored as two layers.
 _W1_W2 = gated(BLOCK + "mlp/dense_1", _BLOCK + "mlp.w1", _BLOCK + "mlp.w2")
-# The two layers of a gated MLP that are one, and the last.
+# The aliases of a gated MLP's fused first layer and of its last layer.
 _GATED = [(r"\.mlp\.w12\.", ".mlp.fc1."), (r"\.mlp\.w3\.", ".mlp.fc2.")]
-# Training files have prefixes, the heads of the pre-training, and tokens in place of masked patches.
+# Training files have key prefixes, pre-training heads, and tokens that replace masked patches.
 _PREFIXES = ("module.", "backbone.")
 _PRETRAINING = r"(module\.)?(dino_head|ibot_head|head\.(mlp|last_layer))\.|(.*\.)?mask_token$"
 
@@ -34,7 +34,7 @@ DINOV2_ORIGINAL = dataclasses.replace(
     aliases=[
         *_GATED,
         (r"^register_tokens$", "reg_token"),
-        # Blocks in chunks, for training on many devices.
+        # Blocks may be stored in chunks, for training on many devices.
         (r"^blocks\.\d+\.(?=\d+\.)", "blocks."),
         (r"^linear_head\.", "head."),
     ],
@@ -47,7 +47,7 @@ DINOV3_ORIGINAL = dataclasses.replace(
     layer_norm_epsilon=1e-5,
     preprocessing=DINOV3_PREPROCESSING,
     aliases=[*_GATED, (r"^storage_tokens$", "reg_token")],
-    # A norm that only training uses, and rotary positions, which are computed.
+    # Only training uses the local norm, and the rotary positions are computed.
     ignored=_PRETRAINING + r"|(.*\.)?(local_cls_norm\.|rope_embed\.periods$)",
     spellings={
         "gated_mlp": _W1_W2,
@@ -81,7 +81,7 @@ EVA02 = dataclasses.replace(
 )
 
 _CLIP_BLOCK = "visual.transformer.resblocks.{block}."
-# The text tower, the scale of the loss, and numbers in OpenAI's files.
+# The keys of the text tower, of the loss, and of numbers in OpenAI's files.
 _NOT_OF_THE_TOWER = (
     r"(module\.)?(transformer|token_embedding|positional_embedding|ln_final|text_projection|text|logit_scale|"
     r"logit_bias|attn_mask|input_resolution|context_length|vocab_size)(\.|$)"
@@ -111,10 +111,10 @@ OPENAI_CLIP = Source(
     ignored=_NOT_OF_THE_TOWER,
 )
 
-# With the same keys, and either GELU.
+# OpenCLIP has the keys of OpenAI's CLIP, and either GELU.
 OPEN_CLIP = dataclasses.replace(OPENAI_CLIP, name="open_clip", activation=None)
 
-# With a tower of timm.
+# This OpenCLIP model has an image tower of timm.
 OPEN_CLIP_TIMM = dataclasses.replace(
     TIMM,
     name="open_clip_timm",
@@ -125,7 +125,7 @@ OPEN_CLIP_TIMM = dataclasses.replace(
     prefixes=("visual.trunk.",),
 )
 
-# In order: the first is taken that knows a file's keys and has a key like its pattern.
+# {key pattern: source}. The first source that matches the file's keys, and whose pattern occurs, is taken.
 _BY_KEYS = {
     r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
     # Only pre-training uses the mask token, so timm drops it.
@@ -140,7 +140,7 @@ _BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "enco
 
 
 def of_state_dict(keys, facts):
-    """Returns the Source of a state dict of original code, or None."""
+    """Returns the Source of an original state dict, or None."""
     text = "\n".join(sorted(keys, key=lambda key: key.endswith("ls1.gamma")))
     for pattern, source in _BY_KEYS.items():
         if re.search(pattern, text, re.MULTILINE) and source.knows(keys):
@@ -148,6 +148,6 @@ def of_state_dict(keys, facts):
     wrapper = facts.get("wrapper")
     if wrapper in _BY_WRAPPERS and _BY_WRAPPERS[wrapper].knows(keys):
         return _BY_WRAPPERS[wrapper]
-    # Unlike MAE's, DeiT's files have a head, and no norm after the mean.
+    # Unlike MAE's files, DeiT's files have a head, and no norm after the mean.
     of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
     return MAE if wrapper in ("model", "model_ema") and of_mae and MAE.knows(keys) else None

@@ -1,4 +1,4 @@
-"""timm state dicts, of `VisionTransformer` and of `Eva`, including DeiT's own .pth files."""
+"""The names of weights in timm's state dicts of `VisionTransformer` and `Eva`, and in DeiT's own .pth files."""
 
 import dataclasses
 
@@ -18,12 +18,12 @@ _POOLING_PARTS = [
     ("value", "attn_pool.kv.weight", "attn_pool.kv.bias", 1, 2),
 ]
 
-# Spellings of `Eva`; DeiT III's own files have its layer scales too. The biases of fused queries, keys and values:
+# The names in `Eva` of layer scales, also in DeiT III's own files, and of the biases of fused queries, keys and values.
 GAMMAS = {BLOCK + f"layer_scale_{i}/gamma": Name((f"{_BLOCK}gamma_{i}",)) for i in (1, 2)}
 QUERY_VALUE_BIASES = {
     BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue())
 }
-# Queries, keys and values as three layers, and the gate of a gated MLP as a layer of its own.
+# The names of queries, keys and values as three layers, and of the gate of a gated MLP as a separate layer.
 SPLIT_QKV = {
     BLOCK + "attention/qkv/kernel": Name(
         tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(_TRANSPOSED)
@@ -66,7 +66,7 @@ TIMM = Source(
     },
     resnet_epsilons="timm",
     position_interpolation="bicubic_antialias",
-    # A ResNet without stages is only a stem.
+    # A ResNet without stages consists only of a stem.
     aliases=[(r"^patch_embed\.backbone\.(?=(conv|norm)\.)", f"{_BACKBONE}stem.")],
     refused=[
         (
@@ -87,7 +87,7 @@ TIMM = Source(
 
 DEIT = dataclasses.replace(TIMM, name="deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)
 
-# How timm names the stem of a hybrid without stages.
+# timm's names for the stem of a hybrid without stages.
 TIMM_STEM = dataclasses.replace(
     TIMM,
     names={
