@@ -1,4 +1,4 @@
-"""The memory that a training step needs on each device."""
+"""Computes the memory that a training step needs on each device."""
 
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ from keras_vit.distribution.layouts import batch_parts
 class Description(NamedTuple):
     """The bytes that each device needs; `str` is a table in MB.
 
-    `temporary` is the memory of a step besides the variables: activations, gradients and gathered variables. Without a
-    batch size it is None.
+    `temporary` is the memory of a step besides the variables: activations, gradients and gathered variables. It is None
+    if no batch size is given.
     """
 
     parameters: int
@@ -60,7 +60,7 @@ def _compile_step(model, batch_size):
     """Compiles a training step of images and integer labels without running it; returns JAX's compiled function."""
     import jax  # Keras has no public function for this.
 
-    # Metrics create their variables at the first call, and a compiled step must return as many as it gets.
+    # Metrics create their variables at the first call, and a compiled step must return as many variables as it gets.
     model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
     model.reset_metrics()
     distribution = keras.distribution.distribution()

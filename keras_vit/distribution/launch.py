@@ -7,14 +7,14 @@ from keras_vit import arguments
 
 
 def launch(command: list, num_processes: int) -> None:
-    """Runs a `keras-vit` command in several PyTorch processes of this machine, by `torchrun`.
+    """Runs a `keras-vit` command in several PyTorch processes of this machine, with `torchrun`.
 
     Args:
         command: The arguments of `keras-vit`.
         num_processes: Int of at least 1; a process takes one GPU.
 
     Raises:
-        RuntimeError: If a process failed, after which `torchrun` ends the other processes, or on another backend.
+        RuntimeError: If a process failed, after which `torchrun` ends all processes, or on another backend.
     """
     arguments.positive_int("num_processes", num_processes)
     if keras.backend.backend() != "torch":

@@ -1,4 +1,4 @@
-"""How variables and images are split over devices: layouts for `keras.distribution`, on JAX."""
+"""Layouts for `keras.distribution` on JAX, which split variables and images over devices."""
 
 import math
 import re
@@ -8,14 +8,14 @@ import keras
 
 from keras_vit import arguments
 
-# The names of the mesh axis that splits a batch, here and in Keras' documents.
+# The names of the mesh axis that splits a batch, in this package and in Keras' documents.
 _BATCH_NAMES = ("data", "batch")
 
 
 def _split_paths(data, model):
     """Returns the mesh axis of each side of the variables of the blocks, by path.
 
-    Columns of the first product and rows of the second are split, so that only the result of the second is summed over
+    Columns of the first kernel and rows of the second kernel are split, so that only the second product is summed over
     the devices.
     """
     return {
@@ -28,7 +28,7 @@ def _split_paths(data, model):
         r".*\battention/(query|key|value)/kernel": (None, model, None),
         r".*\battention/(query|key|value)/bias": (model, None),
         r".*\battention/attention_output/kernel": (model, None, None),
-        # Tensors inside a block, not variables: see `layers.placement`.
+        # These are tensors inside a block, not variables; see `layers.placement`.
         "heads of a kernel": (None, None, model, None),
         "heads of tokens": (None, data, model, None, None),
         r".*\bblock_\d+/mlp/dense_1/output": (data, None, model),
@@ -70,12 +70,12 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
 def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.LayoutMap:
     """Returns the `keras.distribution.LayoutMap` of tensor parallelism, for all families of this package.
 
-    The axis "model" splits the attention heads and the hidden units of the MLPs. Each device has whole embeddings,
-    norms, convolutions and heads of classes.
+    The axis "model" splits the attention heads and the hidden units of the MLPs. Embeddings, norms, convolutions and
+    classification heads are not split.
 
     Args:
         mesh: A `keras.distribution.DeviceMesh` with two axes. The axis "data" or "batch", or else the first axis,
-            splits the batch, and the other axis the model.
+            splits the batch. The remaining axis splits the model.
 
     Raises:
         ValueError: If the mesh has another number of axes.
@@ -98,7 +98,7 @@ def batch_axis(mesh):
 
 
 def batch_parts(distribution):
-    """Returns into how many parts a `keras.distribution` splits each batch."""
+    """Returns the number of parts into which a `keras.distribution` splits each batch."""
     mesh = distribution.device_mesh
     return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
 
@@ -106,8 +106,8 @@ def batch_parts(distribution):
 class Layouts(keras.distribution.ModelParallel):
     """A `keras.distribution.ModelParallel` that fits its layouts to the shapes of the variables.
 
-    A side that its mesh axis does not divide stays whole. Each variable of at least `min_size` numbers is also split
-    over the axis of the batch, by the longest of its other sides that this axis divides. Use `data_parallel`, `fsdp` or
+    A side that its mesh axis does not divide is not split. A variable of at least `min_size` numbers is also split over
+    the batch axis, along its longest free side that this axis divides. Use `data_parallel`, `fsdp` or
     `tensor_parallel`.
     """
 
@@ -120,7 +120,7 @@ class Layouts(keras.distribution.ModelParallel):
     def get_variable_layout(self, variable):
         layout = super().get_variable_layout(variable)
         if not isinstance(layout, keras.distribution.TensorLayout):
-            # A variable of an optimizer, whose layout older versions of Keras copy as JAX's.
+            # Older versions of Keras copy the layout of an optimizer's variable as a layout of JAX.
             return layout
         sizes = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         shape = variable.shape
@@ -148,8 +148,8 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
     Args:
         mesh: From `device_mesh`, or another `keras.distribution.DeviceMesh`, whose axis "data" or "batch", or else the
             first axis, splits the batch; None for all devices.
-        auto_shard_dataset: Bool, whether Keras splits a tf.data.Dataset among several processes; False if each process
-            has its own part already.
+        auto_shard_dataset: Bool, True lets Keras split a tf.data.Dataset among several processes; False if each process
+            already has a different part.
 
     Raises:
         RuntimeError: On another backend than JAX.
@@ -164,7 +164,7 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
 
 
 def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: bool = True) -> Layouts:
-    """Returns a distribution in which one axis splits the blocks by `layout_map`, and the other axis each batch.
+    """Returns a distribution in which one axis splits the blocks by `layout_map`, and a second axis each batch.
 
     Args:
         mesh: From `device_mesh(model=n)`, where n devices share one copy of the blocks, or as for `layout_map`.
@@ -187,12 +187,12 @@ def fsdp(
 ) -> Layouts:
     """Returns a distribution in which each device stores a part of each large variable, and of its optimizer state.
 
-    A variable is split over the axis of the batch, by the longest side that this axis divides; it is whole only while
-    it is used. Each device still trains on its part of the batch.
+    A variable is split over the batch axis, along the longest side that this axis divides. It is whole only while it is
+    used. Each device trains on its part of the batch.
 
     Args:
         mesh: From `device_mesh`, or another mesh as for `data_parallel`; None for all devices.
-        min_size: Int of at least 1, the numbers in a variable that is worth splitting.
+        min_size: Int of at least 1, the smallest number of values in a variable that is split.
         layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)`.
         auto_shard_dataset: As in `data_parallel`.
 

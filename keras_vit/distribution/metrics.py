@@ -1,6 +1,6 @@
-"""Metrics of several PyTorch processes, of which each sees its part of the images; JAX and TensorFlow need none of it.
+"""Metrics of several PyTorch processes, each with a part of the images. JAX and TensorFlow do not need this module.
 
-The variables of a metric must be sums over images, as those of all `keras.metrics` are.
+The variables of a metric must be sums over images, as they are in all `keras.metrics`.
 """
 
 import math
@@ -31,11 +31,11 @@ def reduce_metrics(model: keras.Model) -> dict:
 
 
 class ReduceMetrics(keras.callbacks.Callback):
-    """Makes the logs of each epoch the metrics of all PyTorch processes, before other callbacks see the logs.
+    """Replaces the logs of each epoch by the metrics of all PyTorch processes, before other callbacks see the logs.
 
     Give it to `model.fit` as the first callback, so that callbacks such as EarlyStopping decide the same in all
-    processes. Logs of single steps remain those of one process, but if the loss of a process is not finite, the loss in
-    the logs of all processes is NaN. Without other PyTorch processes, the callback does nothing.
+    processes. Logs of single steps contain the metrics of one process. If the loss of one process is not finite, the
+    loss in the logs of all processes is NaN. With a single process, the callback does nothing.
 
     Example:
 
@@ -60,7 +60,7 @@ class ReduceMetrics(keras.callbacks.Callback):
             logs["loss"] = logs["loss"] if finite.item() else math.nan
 
     def on_test_begin(self, logs=None):
-        # The sums of the training steps; an evaluation resets them.
+        # Read the sums of the training steps, because an evaluation resets them.
         if self._epoch is not None:
             self._epoch |= reduce_metrics(self.model)
 
@@ -73,7 +73,7 @@ class ReduceMetrics(keras.callbacks.Callback):
             found, self._epoch = self._epoch or reduce_metrics(self.model), None
             logs.update({name: found.get(name, value) for name, value in logs.items()})
 
-    # Nothing of this callback outlives an epoch, so `training.fit` saves nothing of it.
+    # This callback has no state between epochs that `training.fit` must save.
     def get_state(self):
         return {}
 

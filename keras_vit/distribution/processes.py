@@ -1,4 +1,4 @@
-"""The processes of one run: how a process joins the others, and how processes share values."""
+"""Joins the processes of one run, and shares values between them."""
 
 import datetime
 import os
@@ -15,8 +15,8 @@ _TIMEOUT = datetime.timedelta(minutes=10)
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Joins the processes of one run, on JAX or PyTorch; call it in each process before anything else of Keras.
 
-    Without arguments, `torchrun` (PyTorch) or SLURM (JAX) describes the processes. A process that neither of them
-    started trains alone, and the call does nothing. Returns when all processes have called it.
+    If no arguments are given, `torchrun` (PyTorch) or SLURM (JAX) describes the processes. If neither of them started
+    the process, the call does nothing. The call returns when all processes have called it.
 
     Args:
         coordinator: "HOST:PORT" of process 0, a free port that other processes can reach.
@@ -66,7 +66,7 @@ def _launcher():
     """Returns the launcher that started this process as one of several, or None."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         return "torchrun"
-    # SLURM sets the second variable in the processes of srun alone.
+    # SLURM sets the second variable only in the processes of srun.
     return "SLURM" if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ else None
 
 
@@ -141,7 +141,7 @@ def agree(number: int) -> int:
 
 
 def first_in_process_0(function):
-    """Calls a function in process 0, then in other processes, such as one that makes or renames shared files."""
+    """Calls a function, such as one that makes or renames shared files, first in process 0, then in all processes."""
     if process_id() == 0:
         result = function()
         barrier()
@@ -178,7 +178,7 @@ def metrics_to_numpy(variables) -> list:
 
 
 def share_of_metrics(value):
-    """Returns the value of a metric that this process restores: PyTorch's processes add up the values of all."""
+    """Returns the metric value to restore in this process: 0 except in PyTorch's first process, as they are summed."""
     return np.zeros_like(value) if torch_group() and process_id() else value
 
 

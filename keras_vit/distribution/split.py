@@ -1,4 +1,4 @@
-"""The ways to split a training run over devices, by name."""
+"""Splits a training run over devices by the name of a method."""
 
 import contextlib
 from typing import NamedTuple
@@ -13,7 +13,7 @@ KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
 
 
 class Split(NamedTuple):
-    """How a batch is split: into `parts`, one for each copy of the model, read by `num_shards` processes."""
+    """The split of a batch into `parts`, one for each copy of the model, which are read in `num_shards` shards."""
 
     parts: int = 1
     num_shards: int = 1
@@ -22,20 +22,20 @@ class Split(NamedTuple):
 
 @contextlib.contextmanager
 def distributed(kind: str | None, model_devices: int | None = None):
-    """Context in which models are built and trained on several devices; its value is a `Split`.
+    """Makes a context in which models are built and trained on several devices; its value is a `Split`.
 
     Args:
-        kind: "data": each device has the whole model and a part of each batch. "fsdp": and stores only a part of each
-            large variable. "tensor": groups of `model_devices` devices share one copy of the blocks. "fsdp+tensor":
-            both. None: one device.
+        kind: "data": each device has the whole model and a part of each batch. "fsdp": the same, but each device stores
+            only a part of each large variable. "tensor": groups of `model_devices` devices share one copy of the
+            blocks. "fsdp+tensor": both. None: one device.
         model_devices: Int; None: all devices with "tensor", 2 with "fsdp+tensor".
 
-    On JAX all kinds, on all devices of all processes. On TensorFlow "data" on the devices of one machine, with
-    `tf.distribute.MirroredStrategy`. On PyTorch "data", a device for each process.
+    JAX supports all kinds, on all devices of all processes. TensorFlow supports "data" on the devices of one machine,
+    with `tf.distribute.MirroredStrategy`. PyTorch supports "data", with one device for each process.
 
     Raises:
         ValueError: If `kind` is unknown, or `model_devices` does not divide the devices.
-        RuntimeError: If the backend cannot do it; the message names one that can.
+        RuntimeError: If the backend does not support `kind`; the message names a backend that does.
     """
     if kind is None:
         if num_processes() > 1:
@@ -68,7 +68,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
 
 
 def _layouts(kind, model_devices):
-    """Returns the layouts of a kind on all devices, for data that each process reads its part of."""
+    """Returns the layouts of a kind on all devices, for processes that each read only a part of the data."""
     everything = len(keras.distribution.list_devices())
     sizes = {"tensor": everything, "fsdp+tensor": 2}
     if model_devices is None:

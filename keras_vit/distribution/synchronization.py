@@ -12,12 +12,12 @@ def synchronize(model: keras.Model) -> keras.Model:
 
     On PyTorch, all processes of `initialize` get the variables of process 0, `model.optimizer` averages the gradients
     of all processes, and each process draws other random masks. Call it in all processes after `compile`, and again
-    after weights are loaded. All processes must train as many steps on as many images. Give
-    `keras_vit.distribution.ReduceMetrics()` to `fit`. The statistics of `keras.layers.BatchNormalization` are those of
-    a process's images.
+    after weights are loaded. All processes must train the same number of steps on the same number of images. Give
+    `keras_vit.distribution.ReduceMetrics()` to `fit`. `keras.layers.BatchNormalization` has the statistics of one
+    process's images.
 
     On TensorFlow, it checks that the replicas of a `tf.distribute` strategy can share the optimizer. On JAX, Keras does
-    all.
+    all of this.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -50,10 +50,10 @@ def synchronize(model: keras.Model) -> keras.Model:
 
 
 def whole_batch_gradients(gradients):
-    """Returns the gradients of the whole batch, given those of this device's part of it.
+    """Returns the gradients of the whole batch, given the gradients of this device's part.
 
-    PyTorch's processes average their gradients. TensorFlow's replicas sum theirs, because Keras divides the loss of
-    each by their number. JAX computes the gradients of the whole batch. A gradient may be None.
+    PyTorch's processes average their gradients. TensorFlow's replicas sum their gradients, because Keras divides each
+    loss by the number of replicas. JAX computes the gradients of the whole batch. A gradient may be None.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if group := torch_group():
@@ -73,7 +73,7 @@ def whole_batch_gradients(gradients):
 
 
 class _Averaging:
-    """Mixed into the class of an optimizer: averages the gradients of all PyTorch processes before they are applied."""
+    """Optimizer mixin that averages the gradients of all PyTorch processes before they are applied."""
 
     def apply(self, grads, trainable_variables=None):
         return super().apply(whole_batch_gradients(list(grads)), trainable_variables)
@@ -82,8 +82,8 @@ class _Averaging:
 def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns an optimizer that averages gradients and shares all state and settings with the given one.
 
-    Its class is a subclass of the given optimizer's class, so checkpoints, callbacks and loss scaling see no other
-    optimizer. The gradients are averaged first, so clipping and the check for finite gradients see the whole batch.
+    Its class is a subclass of the given optimizer's class, so checkpoints, callbacks and loss scaling work as before.
+    The gradients are averaged first, so clipping and the check for finite gradients see the whole batch.
     """
     if isinstance(optimizer, _Averaging):
         return optimizer
@@ -94,8 +94,8 @@ def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 
 
 def check_synchronized(model):
-    """Raises in one of several PyTorch processes that would each train a separate model."""
-    # A process of torchrun may have left out `initialize`.
+    """Raises if several PyTorch processes would each train a separate model."""
+    # A process of torchrun may not have called `initialize`.
     started = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     size = max(num_processes(), started) if keras.backend.backend() == "torch" else 1
     if size > 1 and not isinstance(getattr(model, "optimizer", None), _Averaging):
@@ -109,8 +109,8 @@ def check_synchronized(model):
 def spread_seeds(model):
     """Makes PyTorch processes draw different random numbers, from seeds that follow from the states of process 0.
 
-    Process 0 draws the numbers of a run in one process. Call it in all processes after they have set the same seeds or
-    restored the same random states.
+    Process 0 draws the same numbers as a run in one process. Call it in all processes after they have set the same
+    seeds or restored the same random states.
     """
     if not torch_group():
         return
@@ -134,7 +134,7 @@ def _broadcast(variables):
     group, found = torch_group(), [None] * num_processes()
     group.all_gather_object(found, [(tuple(v.shape), v.dtype, v.trainable) for v in variables])
     other = next((i for i, shapes in enumerate(found) if shapes != found[0]), None)
-    # All processes raise, as the others would wait for one that raises alone.
+    # All processes raise. If only one process raised, the rest would wait for it.
     if other is not None:
         raise ValueError(
             "Expected `model` to have the same variables in each process, as many of them trainable. "
@@ -147,7 +147,7 @@ def _broadcast(variables):
 
 
 def _check_optimizer(optimizer):
-    """Raises if an optimizer needs the gradient of the whole batch, which it gets only after TensorFlow's sum."""
+    """Raises if an optimizer needs the gradient of the whole batch, because TensorFlow sums gradients only later."""
     while hasattr(optimizer, "inner_optimizer"):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
