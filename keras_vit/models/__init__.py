@@ -3,7 +3,7 @@
 from keras_vit.models import builders
 from keras_vit.models.bit.model import BiT
 
-# The sizes of all families.
+# The named builders of all families.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.coatnet.model import CoAtNet
 from keras_vit.models.efficientnet.model import EfficientNet

@@ -59,7 +59,7 @@ def _parts_or_none(model):
 
 
 def head_inputs(model):
-    """The symbolic tensors that layers outside the backbone take from it; [] without a backbone."""
+    """Returns the symbolic tensors that layers outside the backbone read from it; [] without a backbone."""
     parts = _parts_or_none(model)
     if parts is None:
         return []
@@ -74,7 +74,7 @@ def head_inputs(model):
 
 
 def head_within(model):
-    """Whether the backbone is nested in the model together with its own head."""
+    """Returns True if the backbone is nested in the model together with its own head."""
     parts = _parts_or_none(model)
     if parts is None or len(parts.models) == 1:
         return False
@@ -83,17 +83,17 @@ def head_within(model):
 
 
 def gives_features(model):
-    """Whether a model outputs the features of a backbone, without a head."""
+    """Returns True if a model outputs the features of a backbone, without a head."""
     last = _last_with_weights(model.outputs)
     if last is None:
         return True
     parts = _parts_or_none(model)
-    # Without a backbone the outputs may be anything.
+    # If there is no backbone, the outputs may be anything.
     return parts is not None and last in (*parts.below, *parts.blocks, *parts.above)
 
 
 def _last_with_weights(tensors):
-    """The last operation with weights on the way to the tensors."""
+    """Returns the last operation with weights on the way to the tensors, or None."""
     for operation, _ in nodes_before(tensors):
         if getattr(operation, "weights", None):
             return _last_with_weights(operation.outputs) if is_graph(operation) else operation
@@ -101,13 +101,13 @@ def _last_with_weights(tensors):
 
 
 def _blocks(model):
-    """The model's own blocks, in order, without those of nested models."""
+    """Returns the model's blocks, in order, without the blocks of nested models."""
     names = config_of(model).block_names if carrier_of(model) is not None else ()
     return [layer for layer in model.layers if layer.name in names]
 
 
 def blocks_of(model, family=None):
-    """The blocks of a model, or of a part of it, in order; raises if it has none or is not of this family."""
+    """Returns the blocks of a model or submodel, in order; raises if it has none or is not of this family."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []
     if not blocks or family not in (None, config_of(model).family):
         is_vit = family == "vit"
@@ -131,5 +131,5 @@ def _ways_to_blocks(model):
 
 
 def _flat(layer):
-    """The layers of a graph, nested ones included, or else the layer itself."""
+    """Returns the layers of a graph, including nested layers, or a list of only the layer itself."""
     return [inner for each in layer.layers for inner in _flat(each)] if is_graph(layer) else [layer]

@@ -154,8 +154,8 @@ EVA02S14 = row("EVA02S14", ViT, "EVA02S/14", image_size=336, **_EVA02)
 EVA02B14 = row("EVA02B14", ViT, "EVA02B/14", **_LARGE_EVA02)
 EVA02L14 = row("EVA02L14", ViT, "EVA02L/14", **_LARGE_EVA02)
 
-# The image towers of SigLIP, pooled by attention: arXiv 2303.15343, section 4. SigLIP 2 has the same ones, and B/32,
-# SO400M/16 and g-opt/16: arXiv 2502.14786, section 2.
+# The image towers of SigLIP, pooled by attention: arXiv 2303.15343, section 4. SigLIP 2 adds B/32, SO400M/16 and
+# g-opt/16: arXiv 2502.14786, section 2.
 _SIGLIP = {"pooling": "map", "num_classes": 0}
 SigLIPB16 = row("SigLIPB16", ViT, "B/16", **_SIGLIP)
 SigLIPL16 = row("SigLIPL16", ViT, "L/16", **_SIGLIP)
@@ -180,7 +180,7 @@ VTResNet18 = row("VTResNet18", VTResNet, "R18")
 VTResNet34 = row("VTResNet34", VTResNet, "R34")
 VTResNet50 = row("VTResNet50", VTResNet, "R50")
 VTResNet101 = row("VTResNet101", VTResNet, "R101")
-# CoAtNet: arXiv 2106.04803, table 3. Those of timm with weights: `keras_vit.CoAtNet("coatnet_0_rw")` and so on.
+# CoAtNet: arXiv 2106.04803, table 3. timm's models with weights: `keras_vit.CoAtNet("coatnet_0_rw")` and so on.
 CoAtNet0 = row("CoAtNet0", CoAtNet, "0")
 CoAtNet1 = row("CoAtNet1", CoAtNet, "1")
 CoAtNet2 = row("CoAtNet2", CoAtNet, "2")
@@ -199,5 +199,5 @@ EfficientNetB7 = row("EfficientNetB7", EfficientNet, "B7")
 EfficientNetB8 = row("EfficientNetB8", EfficientNet, "B8")
 EfficientNetL2 = row("EfficientNetL2", EfficientNet, "L2")
 
-# Through globals(), since type checkers read a computed `__all__` as empty.
+# Set through globals(), because type checkers read a computed `__all__` as empty.
 globals()["__all__"] = [name for name, value in globals().items() if hasattr(value, "__signature__")]

@@ -1,4 +1,4 @@
-"""The families, one row each, and how the source of a checkpoint is recognised."""
+"""Lists the model families, and recognises the family and the source of a checkpoint."""
 
 import os
 
@@ -47,7 +47,7 @@ def read_config(file, grid_size=None, published=None):
 
 
 def _source(file, source):
-    """Returns the Source of a file, and the prefix of the model's keys if other modules surround it."""
+    """Returns (Source of a file, prefix of the model's keys); the prefix is "" if no module surrounds the model."""
     known = sources()
     given = known.get(SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source)
 

@@ -30,7 +30,7 @@ class FamilyModel(keras.Model):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # Keras would track the model in a plain attribute.
+        # If it were a plain attribute, Keras would track the model.
         vars(self)["_short"] = graph.reading_leading_tokens(self)
         # `compile` uses this policy to enable loss scaling; Keras does not save it for functional models.
         if any(layer.dtype_policy.name == "mixed_float16" for layer in self.layers):
@@ -47,7 +47,7 @@ class FamilyModel(keras.Model):
         return super().from_config(config, custom_objects)
 
     def __setattr__(self, name, value):
-        # Without this error, Keras would track the assigned layer although the model does not use it.
+        # If this raised no error, Keras would track the assigned layer although the model does not use it.
         own = getattr(type(self), name, None)
         if isinstance(own, property) and own.fset is None:
             raise AttributeError(
@@ -64,12 +64,12 @@ class FamilyModel(keras.Model):
         return self._short.call(inputs, training=training, mask=mask)
 
     def compile(self, *args, jit_compile="auto", **kwargs):
-        """Configures training; on PyTorch, `jit_compile=True` compiles the forward pass alone, "auto" nothing."""
+        """Configures training; on PyTorch, `jit_compile=True` compiles only the forward pass, "auto" nothing."""
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         forward.follow_jit_compile(self, jit_compile)
 
     def compile_from_config(self, config):
-        """Compiles the model as a saved one was; Keras leaves this to classes with a `compile` of their own."""
+        """Compiles the model as it was saved. Keras skips this for classes that override `compile`."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
@@ -100,7 +100,7 @@ for _name in ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "Ef
 
 # Config fields of all families.
 _SHARED = {field.name for field in dataclasses.fields(ModelConfig)}
-# Builder arguments of other libraries: the argument here, or what to do.
+# {builder argument of another library: our argument, or an instruction}.
 _TRANSLATIONS = {
     **dict.fromkeys(("classes", "num_labels", "n_classes"), "num_classes="),
     **dict.fromkeys(("image_shape", "img_size", "input_size"), "image_size="),
@@ -133,7 +133,7 @@ _POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """All that the rest of the package needs of a model family: the row that `keras_vit.models.catalog` lists.
+    """The description of a model family, which `keras_vit.models.catalog` lists.
 
     Args:
         config: Subclass of `ModelConfig`.
@@ -142,13 +142,13 @@ class Family:
         builder: Name of its builder, such as "ViT".
         above: Names of the layers between the last block and the head.
         sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
-            `Found`. The weights of its first layer are one of `keras_vit.weights.source.ENTRANCES`.
+            `Found`. The source's first kernel is one of `keras_vit.weights.source.ENTRANCES`.
         recognise: Function `recognise(keys, container, facts)` that returns the Source of a file, or None. It is called
             before the first layers and marks of `sources` are compared with the keys.
-        settings: The config fields that change the outputs and that no array shows.
-        fit: Function `fit(file, found, fields, given)` that checks the fields of a config against a checkpoint; `given`
-            are the user's. Returns the fields to change.
-        formats: Dict from a format of `save_weights` to the Source of the names in it.
+        settings: The config fields that change the outputs, but do not follow from the arrays.
+        fit: Function `fit(file, found, fields, given)` that checks the fields of a config against a checkpoint, and
+            returns the fields to change. `given` are the user's fields.
+        formats: Dict from a format of `save_weights` to the Source of its weight names.
         timm_folder: Module that writes config.json for timm, with `unwritten_in_folder` and `config_json`.
     """
 
@@ -179,7 +179,7 @@ class Family:
         """Returns (config fields, options of `make`) from arguments; None is a default unless the field may be None.
 
         Raises:
-            ValueError: If a name is neither; the error names the function that was called.
+            ValueError: If a name is neither; the error contains the name of the function that was called.
         """
         fields = {field.name: field for field in dataclasses.fields(self.config)}
         options = (*self.connect.__kwdefaults__, "name", "dtype")
@@ -214,7 +214,7 @@ def build(family, variant, given, defaults=None, function=None):
     fields, options = family.split(given, function)
     options = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant), **options}
     if weights is not None:
-        # `pretrained` imports all families.
+        # Imported late, because `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant
 
         return load_variant(family, variant, weights, fields, options, defaults, function)
@@ -227,7 +227,7 @@ def build(family, variant, given, defaults=None, function=None):
 
 
 def completed(config, preprocessing, class_names):
-    """Returns a config with names that fit `num_classes`, and with a preprocessing for its channels or its own."""
+    """Returns a config with class names that fit `num_classes` and, if given, a preprocessing for its channels."""
     changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
     if preprocessing is not None:
         changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
@@ -238,7 +238,7 @@ def changed(preprocessing, value):
     """Returns `value`, or, if it is a dict, a `Preprocessing` with these fields changed."""
     if not isinstance(value, Mapping):
         return value
-    # Raises if a name is unknown or a value invalid.
+    # The call raises if a name is unknown or a value invalid.
     preprocessing_record(value)
     return preprocessing.changed(**value)
 

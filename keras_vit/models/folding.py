@@ -39,7 +39,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     if {weight.path for weight in folded.weights} != set(values):
         raise ValueError(f"Expected a model whose config records all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
-        # Copied, since training on JAX donates arrays.
+        # The value is copied, because training on JAX donates arrays.
         weight.assign(keras.ops.copy(values[weight.path]))
 
     offset, scale = (np.array(constants, "float64") for constants in normalization.preprocessing.offset_and_scale)
@@ -62,7 +62,7 @@ def _layers_to_fold(model):
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
-    # The position embedding of a model of any image size reads only that size.
+    # In a model of any image size, the position embedding reads only the size of the images.
     others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(

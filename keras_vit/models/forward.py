@@ -12,7 +12,7 @@ def follow_jit_compile(model, jit_compile):
     """Applies the `jit_compile` of a `model.compile` to the forward pass on PyTorch; "auto" changes nothing."""
     if keras.backend.backend() != "torch" or jit_compile == "auto":
         return
-    # Keras' train step stays eager: to compile it with the optimizer takes many minutes.
+    # Keras' train step stays eager, because compiling it with the optimizer takes many minutes.
     model.jit_compile = False
     set_compiled(model, jit_compile and not model.run_eagerly)
 
@@ -55,7 +55,7 @@ def _why_not(device):
 def _compiled(function):
     import torch  # noqa: TID251
 
-    # By default, PyTorch compiles at most eight models of a class.
+    # PyTorch's default is to compile at most eight models of a class.
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     return torch.compile(function, **({"isolate_recompiles": True} if isolated else {}))
 

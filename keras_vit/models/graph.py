@@ -6,8 +6,8 @@ from keras_vit.layers import MLP, TokenPooling, TransformerBlock
 
 
 def call_of(tensor):
-    """The call that made a symbolic tensor: (operation, index of the call, input tensors, index of this output)."""
-    # Keras has no public way from a tensor to its call: `layer.input` only knows the layer's first call.
+    """Returns a symbolic tensor's call: (operation, index of the call, input tensors, index of this output)."""
+    # Keras has no public way from a tensor to its call, because `layer.input` belongs to the layer's first call.
     operation, node_index, tensor_index = tensor._keras_history
     return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
 
@@ -24,7 +24,7 @@ def nodes_before(tensors):
 
 
 def operations_before(model, layer):
-    """The operations between a model's inputs and a layer, also in nested graphs; None if no graph leads to it."""
+    """Returns the operations from a model's inputs to a layer, also in nested graphs; None if no graph leads to it."""
     for operation, inputs in nodes_before(model.outputs):
         within = [] if operation is layer else None
         if is_graph(operation):
@@ -37,9 +37,9 @@ def operations_before(model, layer):
 def reading_leading_tokens(model):
     """Returns a model over the same layers whose last transformer block computes only the tokens that are read.
 
-    None if all of them are read, or if the block is not as `keras_vit.layers` builds it.
+    Returns None if all tokens are read, or if the block has another MLP or an activity regularizer.
     """
-    # A plain model, since `clone_model` creates a model of the same class.
+    # A plain model is needed, because `clone_model` creates a model of the same class.
     model = keras.Model(model.input, model.output)
     blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
     poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]
@@ -65,14 +65,14 @@ def reading_leading_tokens(model):
 
 
 def _acts_on_each_token(block):
-    """Whether only the attention of a block mixes tokens, and no loss depends on all of its outputs."""
+    """Returns True if only the attention of a block mixes tokens, and no loss depends on all of its outputs."""
     return type(block.mlp) is MLP and block.activity_regularizer is None
 
 
 def replay(model, inputs, call):
     """Passes `inputs` through a model's graph by `call(operation, *args, **kwargs)`; returns a list of outputs."""
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
-    # clone_model needs symbolic outputs, whatever `call` returns: here an identity of `sources`.
+    # `clone_model` needs symbolic outputs, whatever `call` returns. An identity of `sources` makes them.
     sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
     given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 
@@ -89,7 +89,7 @@ def replay(model, inputs, call):
 
 
 def is_graph(operation):
-    """Whether an operation is a functional or sequential model, not one with its own `call`."""
+    """Returns True if an operation is a functional or sequential model, which has a graph."""
     return isinstance(operation, keras.Model) and bool(getattr(operation, "outputs", None))
 
 

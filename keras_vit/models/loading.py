@@ -20,7 +20,7 @@ from keras_vit.weights.report import LoadReport
 from keras_vit.weights.source import ENTRANCES
 from keras_vit.weights.tokens import weights_of
 
-# Settings of all families that are compared only if a file states them.
+# Settings of all families that are compared only if a file contains them.
 _SETTINGS = ("preprocessing", "classifier_activation", "token_merging")
 # The fields of a preprocessing that depend on the image size.
 _CROP = ("crop_fraction", "resize_mode", "crop_rounding")
@@ -40,17 +40,17 @@ def load_weights(
     """Loads a checkpoint from any supported code base into a model of this package.
 
     Nothing is loaded unless every weight of the file and the model is accounted for. Position embeddings are resized as
-    in the source's code, the patch-embedding kernel by FlexiViT's pseudo-inverse resize; its channels are summed for 1,
-    or tiled and rescaled for N. Prefix tokens absorb position embeddings that the model's table has no rows for, and
-    missing rows are zero. If the numbers of classes differ, the head is set to zero, and a pre_logits layer that only
-    the file has is left out.
+    in the source's code, and the patch-embedding kernel by FlexiViT's pseudo-inverse resize. Its channels are summed
+    for 1, or tiled and rescaled for N. Prefix tokens absorb position embeddings that the model's table has no rows for,
+    and missing rows are zero. If the numbers of classes differ, the head is set to zero, and a pre_logits layer that
+    only the file has is left out.
 
     Args:
-        model: A model of a family of this package but VT-ResNet.
+        model: A model of any family of this package except VT-ResNet.
         path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
             .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; Keras' .weights.h5; weights
             of EfficientNets of keras.applications (.h5); or a checkpoint of TensorFlow 1, by its folder or its .index,
-            which needs TensorFlow. Or a hub's name, whose files are downloaded once:
+            which needs TensorFlow. A hub's name also works, and its files are downloaded once:
             `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
             `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
@@ -62,14 +62,14 @@ def load_weights(
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
             "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding",
-            "padding", "batch_norm_epsilon", and, if the file states them, "preprocessing", "classifier_activation" and
-            "token_merging".
-        grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated by the file.
+            "padding", "batch_norm_epsilon", and, if the file contains them, "preprocessing", "classifier_activation"
+            and "token_merging".
+        grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated in the file.
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
             "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
             "geometric" (timm). None: as in the source's code.
-        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache.
-            Without any, and without checksums in the format, files with a weight above 10,000 or below -10,000 are
+        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache. If
+            there is no SHA-256 and the format has no checksums, files with a weight above 10,000 or below -10,000 are
             refused.
 
     Returns:
@@ -77,8 +77,8 @@ def load_weights(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of no known source, holds NaN or was trained with other settings, or the
-            model's preprocessing is folded. If it does not fit: `WeightsMismatchError`. The model stays unchanged.
+        ValueError: If the file is damaged, of no known source, contains NaN or was trained with other settings, or the
+            model's preprocessing is folded. `WeightsMismatchError` if it does not fit. The model stays unchanged.
         ImportError: If the file needs PyTorch, which is not installed.
 
     Example:
@@ -140,9 +140,9 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
 
 
 def _check_settings(model, file, found, here, exempt):
-    """Raises if a file was trained with other settings than those of a model, whose fields are `here`."""
+    """Raises if a file was trained with other settings than a model, whose fields are `here`."""
     names = [name for name in FAMILIES[file.source.family].settings if name not in exempt]
-    # The published models of a source have these settings, but other models may not.
+    # A source's published models have these settings, but its other models may differ.
     names += [name for name in _SETTINGS if name not in exempt and found.is_stated(name)]
     theirs, ours = {}, {}
     for name, there, own in found.differences(here, names):
@@ -168,20 +168,20 @@ def _differing_parts(there, own, found, here):
 
 
 def _layout(config, fields, grid, num_prefix_positions, position_interpolation, tables):
-    """Returns the `Layout` of a model or of a checkpoint with these fields of the class of `config`."""
+    """Returns the `Layout` of a model or checkpoint with these fields; `config` is a config or its class."""
     sizes = {name: fields.get(name) for name in config.sizes}
     layout = *heads_of(fields), fields["num_classes"], grid, num_prefix_positions, position_interpolation, tables
     return Layout(*layout, sizes, config.describe(fields))
 
 
 def heads_of(fields):
-    """Returns (num_heads, head_dim) from a dict of fields; None where attention has no such heads."""
+    """Returns (num_heads, head_dim) from a dict of fields; None if there are no heads."""
     heads, width = fields.get("num_heads"), fields.get("hidden_dim")
     return heads, heads and width and width // heads
 
 
 def fields_of(model):
-    """Returns the fields of a model's config, updated where its user may have changed the layers."""
+    """Returns the fields of a model's config, updated for layers that its user may have changed."""
     config, names = config_of(model), {layer.name: layer for layer in model.layers}
     if not FAMILIES[config.family].sources:
         raise ValueError(
@@ -207,7 +207,7 @@ def fields_of(model):
 
 
 def fields_of_file(file, found):
-    """Returns the fields of a checkpoint that its sizes show; unknown ones are None."""
+    """Returns the config fields of a checkpoint; unknown fields, and an uncertain num_heads, are None."""
     config = FAMILIES[file.source.family].config
     fields = {field.name: found.get(field.name) for field in dataclasses.fields(config)}
     if not found.certain("num_heads"):
@@ -218,7 +218,7 @@ def fields_of_file(file, found):
 
 
 def all_settings():
-    """Returns the settings of all families that change the outputs and that no array shows."""
+    """Returns the settings of all families that change the outputs, but do not follow from the arrays."""
     return sorted({*_SETTINGS, *(name for family in FAMILIES.values() for name in family.settings)})
 
 

@@ -4,7 +4,7 @@ from keras_vit.config import carrier_of, config_of
 from keras_vit.models.loading import fields_of
 
 _MOST_CLASS_NAMES = 50
-# The library that reads a format's folder, and how.
+# The library that reads a format's folder, and the code for it.
 _LOADING = {
     "huggingface": ("transformers", 'transformers.{auto}.from_pretrained("{repo}")'),
     "timm": ("timm", 'timm.create_model("hf-hub:{repo}", pretrained=True)'),
@@ -12,7 +12,7 @@ _LOADING = {
 
 
 def model_card(model, name, repo, folder, format):
-    """Returns a model card for what is uploaded from `folder` to a repository, and loaded by `name`."""
+    """Returns the card of a model that is uploaded from `folder` to `repo`, and loaded by `name`."""
     fields, config, preprocessing = fields_of(model), config_of(model), carrier_of(model).preprocessing
     size, class_names = model.input_shape[1:3], config.class_names or ()
     scale, mean, std = (

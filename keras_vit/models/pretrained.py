@@ -18,7 +18,7 @@ from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
 from keras_vit.weights.timm_config import state_architecture
 
-# The fields of a preprocessing that are complete together.
+# The fields that a preprocessing must set if the file does not determine it.
 _CONSTANTS = {"mean", "std", "interpolation", "crop_fraction"}
 
 
@@ -37,26 +37,26 @@ def from_pretrained(
 ) -> keras.Model:
     """Builds a model from a file: of this package, Keras, timm, transformers or a paper's own code.
 
-    The sizes are those of the weights' shapes, the settings and the preprocessing those of the file. A .keras file and
-    the folder of a training run give the saved model, at another `image_size` or with another `num_classes` if asked.
-    A changed model has the `dtype` and the dropout rates that are passed, not the saved ones, and trains all weights.
+    The sizes follow from the shapes of the weights, and the settings and preprocessing from the file. A .keras file or
+    the folder of a training run gives the saved model, with another `image_size` or `num_classes` if requested. A
+    changed model has the `dtype` and dropout rates that are passed, not the saved ones, and trains all weights.
 
-    Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. For
-    a timm folder, they follow from its architecture's name and its `model_args`; unsupported ones are refused. The
+    Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. The
+    settings of a timm folder follow from its architecture and `model_args`; unsupported settings are refused. The
     logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
-    Without a head, the output is the one that its code pools: transformers' `pooler_output`, `image_embeds` of CLIP
-    with a projection, the normed class token where there is no pooler (MAE, DeiT), the mean of the patches of I-JEPA.
+    A model without a head outputs what its source's code pools: transformers' `pooler_output`, `image_embeds` of CLIP
+    with a projection, the normed class token if there is no pooler (MAE, DeiT), the mean of the patches of I-JEPA.
 
     Args:
         path: Path or hub's name as in `load_weights`; a .keras file; the folder of a training run; or the name of a
             published checkpoint, such as "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file, or
-            224 if it does not say.
+            else 224.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
-        architecture: Architecture of a bare state dict of timm, such as "vit_small_patch16_224". Its settings are those
-            of timm, and its preprocessing that of timm's default weights, where most weights share it.
+        architecture: Architecture of a bare state dict of timm, such as "vit_small_patch16_224". The settings are
+            timm's. The preprocessing is from timm's default weights if most weights share it.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config keeps
             `position_interpolation`, for other sizes at run time or from a .keras file.
         **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
@@ -93,7 +93,7 @@ def from_pretrained(
     variant = given.pop("variant", None)
     fields, options = family.split(given, "from_pretrained")
     if "class_names" in kwargs:
-        # None leaves out names that do not fit.
+        # None removes class names that do not fit.
         fields["class_names"] = kwargs["class_names"]
     defaults = _defaults(family, file, found, variant)
     config, usual = _resolve(family, file, found, fields, defaults, skip=skip, interpolation=position_interpolation)
@@ -103,7 +103,7 @@ def from_pretrained(
 def load_variant(family, variant, weights, given, options, defaults, function=None):
     """Builds a variant and loads weights into it.
 
-    The sizes are the variant's. The other settings are those of `given`, else of the file, else of `defaults`.
+    The sizes are the variant's. The other settings are from `given`, else from the file, else from `defaults`.
     """
     architecture = function or (architecture_of(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
@@ -123,7 +123,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
 
 
 def _defaults(family, file, found, variant):
-    """Returns the fields of the variant that the arrays of a file leave open; raises if they determine it."""
+    """Returns the fields of a variant if the arrays of a file do not determine them; raises if they do."""
     if variant is None:
         return {}
     if "variant" not in found.unknown:
@@ -140,8 +140,8 @@ def _defaults(family, file, found, variant):
 def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpolation=None):
     """Returns the config, and the usual options of `Family.make`.
 
-    Each field comes from `given`, `sizes`, the file or `defaults`, in this order. A new head leaves out what describes
-    the file's head.
+    Each field comes from `given`, `sizes`, the file or `defaults`, in this order. A new head drops the fields that
+    describe the file's head.
     """
     new_head = "head" in ((skip,) if isinstance(skip, str) else skip)
     if new_head or given.get("num_classes", found.get("num_classes")) != found.get("num_classes"):
@@ -164,7 +164,7 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
         chosen["position_interpolation"] = interpolation
     part = given.get("preprocessing")
     if isinstance(part, Mapping) and "preprocessing" in found.unknown and not part.keys() >= _CONSTANTS:
-        # A part of an unknown preprocessing leaves the rest unknown.
+        # If only a part of the preprocessing is given, the rest stays unknown.
         del chosen["preprocessing"]
     fields = found.resolve(chosen)
     fields.update(_tables(family, found, fields, chosen))

@@ -27,11 +27,11 @@ class Row:
     name: str
     kind: str
     output_shape: tuple
-    # 0 if an earlier row has the same weights.
+    # The number is 0 if an earlier row has the same weights.
     parameters: int | None
     multiply_adds: int | None
     activation_bytes: int
-    # A Row per step, if there are several.
+    # One Row per step, if there are several steps.
     steps: tuple = ()
 
 
@@ -141,8 +141,8 @@ def profile(model, image_size=None):
 def paper_table(image_size=224):
     """Returns a table of the costs of the papers' models next to the published parameter counts.
 
-    The models have 1,000 classes. The paper gives one count for all patch sizes: 86 million is that of B/16, 307
-    million that of L/32.
+    The models have 1,000 classes. The paper gives one count for all patch sizes: 86 million is the count of B/16, 307
+    million the count of L/32.
 
     Args:
         image_size: Int or (height, width), in pixels.
@@ -154,7 +154,7 @@ def paper_table(image_size=224):
     """
     rows = []
     for variant, millions in PAPER.items():
-        # Builds one block and multiplies its costs, since H/14 takes 2.5 GB.
+        # Only one block is built, and its costs are multiplied, because H/14 takes 2.5 GB.
         size, _, _ = decode_variant(variant)
         costs = profile(ViT(variant, image_size=image_size, num_layers=1))
         (block,) = (row for row in costs.rows if row.kind == "TransformerBlock")
@@ -189,7 +189,7 @@ class _Counter:
         if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
         if isinstance(operation, keras.layers.Dense):
-            # Keras does not check this in shape inference. A quantized kernel may be packed, so its shape is no guide.
+            # Keras does not check this in shape inference. A quantized kernel may be packed, so its shape may differ.
             wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
             width = keras.tree.flatten((args, kwargs))[0].shape[-1]
             if wants not in (None, width):
@@ -198,7 +198,7 @@ class _Counter:
                     f"{wants} features, for which it has weights. Received: {self.image_size}, with which {name!r} "
                     f"gets {width}"
                 )
-        # PatchDropout keeps all patches at inference, but its output spec does not say so.
+        # PatchDropout keeps all patches at inference, but its output spec has an unknown number of tokens.
         dropout = isinstance(operation, PatchDropout)
         outputs = args[0] if dropout else operation.compute_output_spec(*args, **kwargs)
         first = keras.tree.flatten(outputs)[0]

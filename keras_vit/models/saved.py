@@ -24,7 +24,7 @@ _POSITIONS, _PATCHES, _TABLE = "position_embedding/embeddings", "patch_embedding
 
 
 def saved_file(path):
-    """Returns the .keras file that a path names, also by the folder of its run; None for another path."""
+    """Returns the .keras file of a path, which may be the folder of a training run; None for another path."""
     if os.path.isfile(os.path.join(path, MODEL)):
         return os.path.join(path, MODEL)
     if os.path.isfile(os.path.join(path, STARTED)):
@@ -35,9 +35,9 @@ def saved_file(path):
 
 
 def read_saved(path, given):
-    """Reads a .keras file, not compiled; `given` are arguments of its builder, which change the model."""
+    """Reads a .keras file without compiling it; `given` are builder arguments that change the model."""
     model = _load(path)
-    # As in other files, None leaves out the names of the classes.
+    # None removes the class names, as for other files.
     given = {name: value for name, value in given.items() if value is not None or name == "class_names"}
     if not given:
         return model
@@ -62,7 +62,7 @@ def _load(path):
                 f"Cannot read {path!r}. Keras {version} saved it, and Keras {keras.__version__} is installed. Install "
                 f"that version or a newer one: pip install 'keras>={version}'. {error}"
             ) from error
-        # Keras raises TypeError for a layer that it does not know.
+        # Keras raises TypeError for an unknown layer.
         raise ValueError(
             f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
             f"{error}"
@@ -85,7 +85,7 @@ def _numbers(version):
 
 
 def _rebuilt(model, given):
-    """Returns a model with other arguments and the weights of `model`, of which positions and patches are resized."""
+    """Returns a model with other arguments and the weights of `model`; positions and patches are resized."""
     old = config_of(model)
     _check_whole(model, old, given)
     family = FAMILIES[old.family]
@@ -119,7 +119,7 @@ def _rebuilt(model, given):
     wrong = [weight for weight in {**here, **there} if weight not in values or weight not in here]
     wrong += [weight for weight, value in values.items() if value is None or value.shape != tuple(here[weight].shape)]
     if any(getattr(old, name, None) != getattr(new.config, name, None) for name in ("num_heads", "head_dim")):
-        # Their shapes may be the same.
+        # The attention's weights may have the same shapes in both models.
         wrong += [weight for weight in here if "attention/" in weight]
     if wrong:
         received = ", ".join(name for name in fields if name in given)
@@ -151,7 +151,7 @@ def _check_whole(model, config, given):
 
 
 def _tables(old, fields):
-    """Returns the fields that keep the size of the position tables if `fields` ask for images of any size."""
+    """Returns the fields that keep the size of the position tables if `fields` allow images of any size."""
     if arguments.image_size(fields.get("image_size", 1)) != (None, None):
         return {}
     return {} if old.table_field is None else {old.table_field: old.table_size}

@@ -23,7 +23,7 @@ from keras_vit.weights.transformers_config import write_folder
 from keras_vit.weights.write import write_npz, write_safetensors
 
 FORMATS = ("npz", "big_vision", "timm", "huggingface")
-# Prefixes of all keys.
+# Prefixes of all keys, by source.
 _PREFIXES = {"big_vision": "params/", "bit": "resnet/"}
 
 
@@ -32,20 +32,20 @@ def save_weights(
 ) -> None:
     """Saves a model's weights in the format of another code base, completely or not at all.
 
-    Every format also holds the model's config and preprocessing, which `from_pretrained` reads.
+    Every format also contains the model's config and preprocessing, which `from_pretrained` reads.
 
     Args:
-        model: A model of a family of this package but VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
+        model: A model of any family except VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
         path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
             `hf://owner/name[@branch][/file or folder]` they are uploaded, with a model card if there is no README.md; a
-            repository that does not exist is created, and public.
+            missing repository is created as a public one.
         format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
             "timm" for a .safetensors state dict or, without this suffix, a folder that
             `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model, or
             "huggingface" for a folder of the transformers class that computes the same: of ViT, DeiT, I-JEPA, DINOv2,
             DINOv3, SigLIP, CLIP or BiT.
         allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
-            "pool_padding". timm's code, for example, then needs `act_layer="gelu_tanh"` for a state dict; a folder says
+            "pool_padding". timm then needs, for example, `act_layer="gelu_tanh"` for a state dict. A folder contains
             it.
 
     Raises:
@@ -91,7 +91,7 @@ def save_weights(
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     if not getattr(record, "key_bias", True):
         for weight in (name for name in values if name.endswith("/attention/qkv/bias")):
-            # The model computes with zeros here.
+            # The model computes with zeros as biases of the keys.
             values[weight] = values[weight] * np.repeat(np.float32([1, 0, 1]), values[weight].size // 3)
     _fit_prefix_positions(values, fields, format)
     arrays, facts = _arrays(source, values, fields), _facts(model, record)
@@ -111,18 +111,18 @@ def save_weights(
 
 
 def _num_prefix_positions(format, counts, here, grid):
-    """Returns the number of prefix positions in a file, given {prefix token weight: count} and those of the model."""
+    """Returns a file's number of prefix positions, given {prefix token weight: count} and the model's number `here`."""
     if format == "timm":
-        # `no_embed_class`: all or none; its distilled models always have all.
+        # timm has positions for all prefix tokens or none (`no_embed_class`); distilled models have all.
         return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
     if format == "big_vision":
-        # None, but its `load` adds a surplus row to the class token if the others form a square.
+        # big_vision has no such rows, but its `load` adds a surplus row to the class token if the rest form a square.
         return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
     return sum(count for name, count in counts.items() if format != "huggingface" or name in PREFIX_TOKENS)
 
 
 def _fit_prefix_positions(values, fields, format):
-    """Gives the position table a format's prefix rows: new ones are zero, dropped ones are added to their tokens."""
+    """Fits the position table to a format's prefix rows. New rows are zero; dropped rows are added to their tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
         return
@@ -140,7 +140,7 @@ def _fit_prefix_positions(values, fields, format):
 
 
 def _refuse(format, model, parts, hint=""):
-    """Raises for the first of the parts of a model that a format cannot express."""
+    """Raises if there is a part of a model that a format cannot express."""
     for what in parts:
         raise ValueError(
             f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written.{hint}"
@@ -148,7 +148,7 @@ def _refuse(format, model, parts, hint=""):
 
 
 def _computed_elsewhere(config):
-    """Yields what neither timm nor transformers computes within a model."""
+    """Yields the settings that neither timm nor transformers computes within a model."""
     if getattr(config, "token_merging", 0):
         yield f"token_merging={config.token_merging!r}. Pass token_merging=0 to its builder for the same weights"
     if config.classifier_activation != "linear":
@@ -156,7 +156,7 @@ def _computed_elsewhere(config):
 
 
 def _check(model, format, source, fields, variables, allow, told):
-    """Raises unless the format's code computes the same as the model; `told` if it contains the model's settings."""
+    """Raises unless the format's code computes the same as the model."""
     # Only older versions of timm have pre_logits.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
@@ -172,7 +172,7 @@ def _check(model, format, source, fields, variables, allow, told):
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
             f"{fields['hidden_dim']} channels"
         )
-    # A folder states the first two.
+    # A folder contains the first two settings.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
     settings = {name: getattr(source, name) for name in names[2 if told else 0 :]}
     if format == "timm" and num_heads and not told:
@@ -198,12 +198,12 @@ def _unwritten(model, source, fields):
         yield "a ResNet of more than four stages, the last of which that code dilates"
     if config.family != "vit":
         return
-    # `timm_folder` and `transformers_folder` refuse what the classes of timm and transformers do not have.
+    # `timm_folder` and `transformers_folder` refuse settings that timm and transformers do not have.
     usual = {"rotary_embedding": None, "patch_bias": True, "qkv_bias": True, "gated_mlp": False}
     for name, value in usual.items() if source in ("official", "big_vision") else ():
         if fields[name] != value:
             yield f"{name}={fields[name]!r}"
-    # Without a table, big_vision's code uses sine-cosine positions, and the other code uses none.
+    # If there is no table, big_vision's code uses sine-cosine positions, and other code uses none.
     if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
         yield f'position_embedding="{config.position_embedding}"'
     if pooling == "none" or (pooling == "token_gap" and source != "dinov2"):

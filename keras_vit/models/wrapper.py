@@ -4,7 +4,7 @@ from keras_vit.models import forward
 
 
 class TrainingWrapper(keras.Model):
-    """Base of models that train another: `save` and `export` write only `plain_model`, `save_weights` all weights."""
+    """Base of models that train a `plain_model`: `save` and `export` write only this, `save_weights` all weights."""
 
     @property
     def plain_model(self) -> keras.Model:
@@ -16,7 +16,7 @@ class TrainingWrapper(keras.Model):
         return [self.plain_model]
 
     def compile(self, *args, jit_compile="auto", **kwargs):
-        """Configures training; on PyTorch, `jit_compile=True` compiles the forward passes alone."""
+        """Configures training; on PyTorch, `jit_compile=True` compiles only the forward passes."""
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         forward.follow_jit_compile(self, jit_compile)
 

@@ -47,7 +47,7 @@ def list_weights(architecture: str | None = None) -> list[Row]:
 
 
 def containing(text):
-    """Returns the Rows whose name contains `text`, regardless of capitals; raises if there is none."""
+    """Returns the Rows whose name contains `text` in any case; raises if there is none."""
     rows = [row for row in ROWS.values() if text.lower() in row.name.lower()]
     if not rows:
         expected = f"one of {', '.join(_architectures())}, or a part of a checkpoint's name"
@@ -97,8 +97,8 @@ def local_path(weights, architecture):
 def fetch(row):
     """Returns the path of a Row's file, verified, and downloaded if needed.
 
-    It may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, to which downloads go. If no full hash
-    was published, the cache keeps the first use's hash to check later uses.
+    The file may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, where downloads are stored. If no
+    full hash was published, the cache keeps the hash of the first use to check later uses.
     """
     folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
     # The error of a download explains how to change a folder that cannot be written.
@@ -160,7 +160,7 @@ def _millions(row):
     return None if parameters is None else f"{parameters / 1e6:.0f}M"
 
 
-# What `table` can show.
+# The columns of `table`, by name.
 COLUMNS = {
     "name": lambda row: row.name,
     "params": _millions,
@@ -185,7 +185,7 @@ def _provided(row):
             f"Expected the environment variable {FOLDER_VARIABLE} to name a folder. Received: {named!r}"
         )
     yield folder / row.filename
-    # In a folder as published: imagenet21k/ViT-B_16.npz.
+    # The folder may be laid out as published: imagenet21k/ViT-B_16.npz.
     yield folder.joinpath(*folder_and_file(row.url))
     # Kaggle mounts each input as a subfolder.
     yield from (inner / row.filename for inner in sorted(folder.iterdir()) if inner.is_dir())

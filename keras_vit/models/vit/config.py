@@ -194,7 +194,7 @@ class ViTConfig(ModelConfig):
         expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
         holds = self.head_dim == width or (self.head_dim is None and not remainder)
         self._require(holds, expected, "hidden_dim", "num_heads", "head_dim")
-        # A width that follows from the other fields is stored as None, so that copies derive it again.
+        # A width that the sizes imply is stored as None, so that copies with other sizes derive it again.
         self._set("head_dim", width if remainder else None)
 
         self._check_rotary()
