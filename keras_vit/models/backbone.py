@@ -19,7 +19,7 @@ class Parts(NamedTuple):
     blocks: list  # in order
     above: list  # between the last block and the head: norm, pooling, pre_logits
     others: list  # the heads, and all layers around a nested backbone
-    models: list  # the model, and those within it that contain the backbone
+    models: list  # the model, and the nested models that contain the backbone
 
 
 def parts_of(model):

@@ -23,7 +23,7 @@ def sources():
 
 
 def identify(file, source=None):
-    """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; `source` is the name of its source if it is given."""
+    """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; `source` is the name of the file's source, or None."""
     canonical = CanonicalFile(file, *_source(file, source))
     return FAMILIES[canonical.source.family], canonical
 
@@ -41,7 +41,7 @@ def read_config(file, grid_size=None, published=None):
     if published is not None:
         found.put(f"{KNOWN} {published.name}", preprocessing=published.preprocessing)
         if published.source == "bit":
-            # As in the code published with BiT's weights.
+            # The code published with BiT's weights has these settings.
             found.put(f"{KNOWN} {published.name}", image_size=published.resolution, pool_padding="zeros")
     return found
 

@@ -179,7 +179,7 @@ class Family:
         """Returns (config fields, options of `make`) from arguments; None is a default unless the field may be None.
 
         Raises:
-            ValueError: If a name is neither; the error contains the name of the function that was called.
+            ValueError: If a name is neither a field nor an option. The error names the called function.
         """
         fields = {field.name: field for field in dataclasses.fields(self.config)}
         options = (*self.connect.__kwdefaults__, "name", "dtype")

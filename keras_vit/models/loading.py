@@ -77,8 +77,8 @@ def load_weights(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of no known source, contains NaN or was trained with other settings, or the
-            model's preprocessing is folded. `WeightsMismatchError` if it does not fit. The model stays unchanged.
+        ValueError: If the file is damaged, has an unknown source, contains NaN or was trained with other settings, or
+            the model's preprocessing is folded. `WeightsMismatchError` if it does not fit. The model stays unchanged.
         ImportError: If the file needs PyTorch, which is not installed.
 
     Example:

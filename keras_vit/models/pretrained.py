@@ -41,8 +41,8 @@ def from_pretrained(
     the folder of a training run gives the saved model, with another `image_size` or `num_classes` if requested. A
     changed model has the `dtype` and dropout rates that are passed, not the saved ones, and trains all weights.
 
-    Settings that change the outputs are never guessed: pass those that neither the file nor its source determines. The
-    settings of a timm folder follow from its architecture and `model_args`; unsupported settings are refused. The
+    Settings that change the outputs are never guessed. Pass the settings that the file and its source do not determine.
+    The settings of a timm folder follow from its architecture and `model_args`; unsupported settings are refused. The
     logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
     A model without a head outputs what its source's code pools: transformers' `pooler_output`, `image_embeds` of CLIP
@@ -64,8 +64,8 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If the file is damaged, its source unknown, or a setting missing: the error names what to pass.
-        ImportError: If the file needs PyTorch, or a hub its client, and it is not installed.
+        ValueError: If the file is damaged, its source is unknown, or a setting is missing. The error names it.
+        ImportError: If PyTorch, or the client of a hub, is needed but not installed.
         OSError: If a download fails: PermissionError without access, else ConnectionError.
 
     Example:

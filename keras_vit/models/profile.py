@@ -15,8 +15,8 @@ from keras_vit.models.graph import is_graph, replay
 from keras_vit.models.vit.model import ViT
 from keras_vit.models.vit.variants import decode_variant
 
-# Millions of parameters, for any patch size: table 1 of the ViT paper (arXiv 2010.11929); Ti and S: table 1 of DeiT
-# (arXiv 2012.12877).
+# Millions of parameters for any patch size, from table 1 of the ViT paper (arXiv 2010.11929); Ti and S are from table 1
+# of DeiT (arXiv 2012.12877).
 PAPER = {"Ti/16": 5, "S/16": 22, "S/32": 22, "B/16": 86, "B/32": 86, "L/16": 307, "L/32": 307, "H/14": 632}
 
 
@@ -95,7 +95,7 @@ def profile(model, image_size=None):
     Args:
         model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
         image_size: Int or (height, width), in pixels, of the inputs of rank 4; may differ from the model's own size.
-            None: the model's own; required if the model takes any size.
+            None: the model's size; required if the model takes any size.
 
     Returns:
         A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and

@@ -16,9 +16,9 @@ from keras_vit.models.family import FamilyModel, changed
 from keras_vit.weights import resize
 from keras_vit.weights.tokens import weights_of
 
-# Files of a run's folder, written at its end and at its start.
+# The files that a run writes to its folder at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
-# Keras checks few values of a config, so a damaged one fails in many ways.
+# Keras checks few values of a config, so a damaged config raises many kinds of errors.
 _DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
 _POSITIONS, _PATCHES, _TABLE = "position_embedding/embeddings", "patch_embedding/kernel", "/attention/position_table"
 

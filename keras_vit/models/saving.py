@@ -39,8 +39,8 @@ def save_weights(
         path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
             `hf://owner/name[@branch][/file or folder]` they are uploaded, with a model card if there is no README.md; a
             missing repository is created as a public one.
-        format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that its `load` reads,
-            "timm" for a .safetensors state dict or, without this suffix, a folder that
+        format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that big_vision's `load`
+            reads, "timm" for a .safetensors state dict or, without this suffix, a folder that
             `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model, or
             "huggingface" for a folder of the transformers class that computes the same: of ViT, DeiT, I-JEPA, DINOv2,
             DINOv3, SigLIP, CLIP or BiT.

@@ -148,7 +148,7 @@ def _parameters(row):
     if found is None:
         return None
     width, num_layers, mlp_dim, _, gated = vit.SIZES[_size_of(*found.groups())]
-    # Queries, keys, values and output; the MLP; two norms.
+    # The parameters of queries, keys, values and output, of the MLP, and of two norms.
     block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
     patch = int(found[3])
     embedding = (3 * patch**2 + 1 + 1 + (row.resolution // patch) ** 2 + 1) * width

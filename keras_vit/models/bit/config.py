@@ -14,8 +14,8 @@ MOST_WIDE = 64
 # The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
 
-# Units per stage by depth: Deep Residual Learning (arXiv 1512.03385), table 1; 200: Identity Mappings in Deep
-# Residual Networks (arXiv 1603.05027).
+# Units per stage by depth, from Deep Residual Learning (arXiv 1512.03385), table 1; depth 200 is from Identity Mappings
+# in Deep Residual Networks (arXiv 1603.05027).
 RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
 

@@ -63,7 +63,7 @@ class StandardizedConv2D(Layer):
         channels = images_shape[-1]
         if channels is None:
             raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
-        # No autocast: a lower compute dtype should round the standardized kernel, not the stored one.
+        # No autocast, because a lower compute dtype should round the standardized kernel, not the stored one.
         self.kernel = self.add_weight(
             name="kernel",
             shape=(*self.kernel_size, channels, self.filters),

@@ -50,8 +50,8 @@ def EfficientNet(
             remaining arguments are as in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is unknown or out of range, or the weights do not fit the model or do not state their
-            padding.
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model or do not determine
+            their padding.
         FileNotFoundError: If `weights` does not exist.
 
     Example:

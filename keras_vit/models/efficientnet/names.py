@@ -44,7 +44,7 @@ def _rows(style, ours, **layers):
 def _block(style, stage, block, first, others):
     """Returns the rows of all blocks. The first stage has no expansion, so some of its names mean other layers.
 
-    `block` and `first` are the first stage's key template and {layer: key suffix}; `stage` and `others` the rest's.
+    `block` and `stage` are the key templates of the first stage and of the rest, `first` and `others` their suffixes.
     """
     rows = {}
     for ours, theirs, layers in (("stage_1_block_{unit:02d}/", block, first), (_BLOCK, stage, others)):

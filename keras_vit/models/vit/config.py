@@ -183,7 +183,7 @@ class ViTConfig(ModelConfig):
             self._require(False, expected, "token_merging")
 
     def _require(self, holds, expected, *names):
-        """Raises a ValueError that lists the fields `names` if `holds` is False."""
+        """Raises a ValueError with the values of the fields `names` if `holds` is False."""
         if not holds:
             received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
             raise ValueError(f"Expected {expected}. Received: {received}")

@@ -62,8 +62,8 @@ def ViT(
     Args:
         variant: Size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), slash,
             patch size in pixels, such as "B/16", or a hybrid such as "R50+B/16".
-        weights: Path or hub's name of a checkpoint (see `load_weights`), or tag of a published one to download, such
-            as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was
+        weights: Path or hub's name of a checkpoint (see `load_weights`), or tag of a published checkpoint to download,
+            such as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was
             loaded.
         num_classes, image_size, in_channels, pooling: As in `keras_vit.ViTConfig`.
         task, class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Likewise.

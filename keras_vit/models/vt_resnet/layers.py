@@ -308,7 +308,7 @@ class VTModule(CompositeLayer):
         return_attention_scores: Bool, whether to return the tokenizer's weights too.
 
     Returns:
-        The feature map, of the same shape, only with `project`; the tokens, (batch, num_tokens, token_dim); and the
+        The feature map of the same shape, if `project`, then the tokens, (batch, num_tokens, token_dim), then the
         weights, (batch, num_tokens, height, width), if requested.
 
     Raises:

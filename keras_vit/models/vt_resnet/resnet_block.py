@@ -19,8 +19,8 @@ class ResNetBlock(Layer):
     Args:
         width: Int, the number of channels inside the unit.
         strides: Int, the reduction of height and width.
-        bottleneck: Bool; True for convolutions of 1 x 1, 3 x 3 (strided) and 1 x 1 pixels, the last one four times as
-            wide; False for two of 3 x 3, the first one strided.
+        bottleneck: Bool. True: convolutions of 1 x 1, 3 x 3 (strided) and 1 x 1 pixels, the last one four times as
+            wide. False: two convolutions of 3 x 3 pixels, the first one strided.
         drop_path_rate: Float in [0, 1), the probability of dropping the residual branch per image.
         seed: Int or None, the random seed of the stochastic depth.
 
