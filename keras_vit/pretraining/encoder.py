@@ -13,7 +13,7 @@ from keras_vit.prediction.preprocessing import normalization_of
 
 
 class Encoder:
-    """Runs the layers of a ViT one by one; not a layer, so that its weights are saved once."""
+    """Runs the layers of a ViT one by one. It is not a layer, so that the weights are saved only once."""
 
     def __init__(self, backbone):
         self.blocks = blocks_of(backbone, "vit")
@@ -21,7 +21,7 @@ class Encoder:
         self.backbone = backbone
         self.normalization = normalization_of(backbone)
         config = config_of(backbone)
-        # Custom layers may follow. With norm_after_pooling, there is no `norm` after the blocks.
+        # Custom layers may follow this chain. With norm_after_pooling, there is no `norm` after the blocks.
         tokens = layers[layers.index(embedding) + 1 : layers.index(self.blocks[0])]
         self.rotary = next((layer for layer in tokens if isinstance(layer, RotaryEmbedding)), None)
         tokens = [layer for layer in tokens if layer is not self.rotary]
@@ -29,14 +29,14 @@ class Encoder:
         self._check(config)
         self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
         self.block_layers = [layer for layer in chain if layer not in self.token_layers]
-        # From images to patch embeddings without positions.
+        # This model maps images to patch embeddings without positions.
         self.embedding = keras.Model(backbone.inputs[0], embedding.output, name="embedding")
         self.model = keras.Model(backbone.inputs[0], chain[-1].output, name="encoder")
         self.dtype_policy = embedding.dtype_policy
         self.is_hybrid = config.stages is not None
         self.num_prefix_tokens, self.hidden_dim = config.num_prefix_tokens, config.hidden_dim
         self.channels, self.grid_size = config.in_channels, config.grid
-        # In image pixels, also for hybrids.
+        # The unit is image pixels, also for hybrids.
         self.patch_size = tuple(config.stride * side for side in config.patch_size)
         self.patch_dim = math.prod(self.patch_size) * self.channels
         self.num_patches = math.prod(self.grid_size)
@@ -74,7 +74,7 @@ class Encoder:
         return unfold(images, self.patch_size)
 
     def raw_patches(self, patches):
-        """Returns flattened normalised patches in [0, 255], as NumPy."""
+        """Converts flattened normalised patches to pixels in [0, 255], as NumPy."""
         offset, scale = (
             np.resize(np.broadcast_to(constants, self.channels), self.patch_dim)
             for constants in self.normalization.preprocessing.offset_and_scale

@@ -32,7 +32,7 @@ class MaskedImageModel(TrainingWrapper):
         # Images must reach the `normalization` layer without a cast, as in the backbone.
         super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
-        # Tracked instead of the backbone, whose head is thus not trained or decayed.
+        # Keras tracks this model instead of the backbone, so that the head is not trained or decayed.
         self.encoder_model = encoder.model
         self.mask_ratio = arguments.rate("mask_ratio", mask_ratio)
         if not self.mask_ratio:
@@ -50,7 +50,7 @@ class MaskedImageModel(TrainingWrapper):
         return self.backbone
 
     def forward_passes(self):
-        # The masks are drawn outside.
+        # The masks are drawn outside of this method.
         return [(self, "predict_hidden")]
 
     def add_linear_head(self, units, name):
@@ -62,7 +62,7 @@ class MaskedImageModel(TrainingWrapper):
         self.built = True
 
     def masked_pixels(self, patches, outputs):
-        """Returns patches in [0, 255] with the masked ones grey, as NumPy."""
+        """Returns patches in [0, 255] as NumPy, in which masked patches are grey."""
         return np.where(outputs["mask"][..., None], 127.5, patches)
 
     def call(self, images, training=None, hidden=None):
@@ -76,10 +76,10 @@ class MaskedImageModel(TrainingWrapper):
                 f"Expected {type(self).__name__} to be compiled without a loss, since it has its own, and fitted "
                 f"without sample weights. Received: loss={self.loss!r}, sample_weight={sample_weight!r}"
             )
-        # With a TensorFlow strategy, Keras divides losses by the replicas and sums their gradients.
+        # With a TensorFlow strategy, Keras divides losses by the number of replicas and sums the gradients.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        # self.losses holds weight regularizers.
+        # self.losses contains the losses of weight regularizers.
         return sum(self.losses, self.prediction_loss(x, y_pred)) / replicas
 
     def reconstruct(self, images, seed: int = 0) -> Reconstruction:

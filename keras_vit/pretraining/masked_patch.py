@@ -22,8 +22,8 @@ class MaskedPatchPrediction(MaskedImageModel):
 
     Training and saving work as in `MAE`. Calling the model returns a dict: "prediction", float32 logits, (batch,
     num_patches, 1, classes), or (batch, num_patches, channels, 8) above 3 channels; "mask", (batch, num_patches), True
-    for corrupted patches; "kind", of that shape: 0 untouched, 1 masked, 2 swapped, 3 kept; "source", of that shape: the
-    patch that replaces a swapped one.
+    for corrupted patches; "kind", of the same shape: 0 untouched, 1 masked, 2 swapped, 3 kept; "source", of the same
+    shape: the patch that replaces a swapped patch.
 
     Args:
         backbone: As in `SimMIM`. Colours are taken from its images before normalization.
@@ -44,7 +44,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The 3 bits are the upper ones of
-    the mean of 8-bit pixels. The number of corrupted patches is fixed but for rounding, as in BERT (arXiv 1810.04805).
+    the mean of 8-bit pixels. The number of corrupted patches is fixed up to rounding, as in BERT (arXiv 1810.04805).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         if self.encoder.num_patches < 2:
             raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1 patch")
         channels = self.encoder.channels
-        # (classifications, classes) per patch.
+        # The shape per patch is (classifications, classes).
         self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
         self.add_linear_head(self.head_shape[0] * self.head_shape[1], "colour_head")
 
@@ -118,6 +118,6 @@ class MaskedPatchPrediction(MaskedImageModel):
         if self.head_shape[0] == 1:
             shifts = LEVELS ** np.arange(self.encoder.channels - 1, -1, -1)
             levels = levels // shifts % LEVELS
-        # The middle of each level.
+        # Use the middle of each level.
         colours = (levels + 0.5) * (256 // LEVELS)
         return np.tile(colours, (1, 1, math.prod(self.encoder.patch_size)))

@@ -12,7 +12,7 @@ UNTOUCHED, MASKED, SWAPPED, KEPT = range(4)
 
 
 def random_mask(batch_size, num_patches, num_masked, seed):
-    """Returns booleans, (batch_size, num_patches); `num_masked`, an int or (batch_size, 1), patches are True."""
+    """Returns booleans, (batch_size, num_patches), of which `num_masked`, an int or (batch_size, 1), are True."""
     return _ranks(batch_size, num_patches, seed) < num_masked
 
 
@@ -41,7 +41,7 @@ def shuffle(batch_size, num_patches, num_visible, seed):
 
 def corruption(batch_size, num_patches, seed, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1):
     """Draws the `kind` of corruption and the `source` of swapped patches, both (batch_size, num_patches)."""
-    # With the same int, all draws would be correlated.
+    # If all draws used the same int, they would be correlated.
     streams = arguments.seeds(seed, 4) if isinstance(seed, int) else [seed] * 4
     count_seed, mask_seed, kind_seed, source_seed = streams
     num_corrupted = ops.floor(num_patches * mask_ratio + keras.random.uniform((batch_size, 1), seed=count_seed))

@@ -15,7 +15,7 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
 
     Args:
         reconstruction: From `reconstruct` of a model: three arrays in [0, 255], (number, height, width, channels).
-            Shows the first three channels, or of two the first.
+            Shows the first three channels, or the first of two channels.
         path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
 
     Raises:
