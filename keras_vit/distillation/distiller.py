@@ -14,11 +14,11 @@ from keras_vit.models.family import cut_from
 from keras_vit.models.wrapper import TrainingWrapper
 from keras_vit.prediction.classes import activation_of
 
-# The running step, "training" or "evaluation"; per thread, as TensorFlow runs each replica of a strategy in its own.
+# The running step, "training" or "evaluation". Each thread has a value, as TensorFlow has one thread per replica.
 _STEP = contextvars.ContextVar("step", default=None)
 
 
-# keras.distillation.Distiller supports neither two heads nor sample weights.
+# keras.distillation.Distiller does not support two heads or sample weights.
 class Distiller(TrainingWrapper):
     """Trains a student on labels and a teacher's outputs, as in DeiT.
 
@@ -29,7 +29,7 @@ class Distiller(TrainingWrapper):
 
     `plain_model` is the student, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
     write only the student; `save_weights` also keeps the optimizer. The teacher is not changed or saved: its weights
-    are copied here and at the start of each `fit`.
+    are copied by the constructor and at the start of each `fit`.
 
     Training adds the metrics `class_loss` and `distillation_loss`. With two heads, `class_accuracy` and
     `distillation_accuracy` are each head's accuracy on the labels; mixed labels count as their largest class.
@@ -38,14 +38,14 @@ class Distiller(TrainingWrapper):
         student: A built `keras.Model` from images, (batch, height, width, channels), to logits, (batch, num_classes).
         teacher: A built `keras.Model` that classifies channels-last images into the same classes.
         kind: "hard" (cross-entropy with the teacher's top-1 class) or "soft" (divergence from its distribution).
-        alpha: Float in [0, 1], the weight of the distillation loss. With 1, neither labels nor a loss are needed, and
-            the class head of a student with two heads is not trained.
+        alpha: Float in [0, 1], the weight of the distillation loss. With 1, labels and a loss are not needed, and the
+            class head of a student with two heads is not trained.
         temperature: Float above 0, only used with "soft".
-        teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. None, for two
-            models of this package: undoes the student's normalization and applies the teacher's. None, for other
-            teachers: passes the student's images on. For `keras.applications`, apply its `preprocess_input` to
-            `raw_images(images, student)`. None also repeats grey images for a teacher with 3 channels. Images are
-            always resized, bilinearly, if the teacher has a fixed input size.
+        teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. With None, if both
+            models are of this package, the student's normalization is undone and the teacher's is applied. If not, the
+            teacher gets the student's images. None also repeats grey images for a teacher with 3 channels. A teacher of
+            `keras.applications` needs its `preprocess_input` of `raw_images(images, student)`. Images are always
+            resized, bilinearly, if the teacher has a fixed input size.
         teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
         **kwargs: Other arguments of `keras.Model`.
 
@@ -79,7 +79,7 @@ class Distiller(TrainingWrapper):
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
             raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
-        # `compile` chooses loss scaling by the student's policy; the student casts its images itself.
+        # `compile` uses the student's policy to decide if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.one_of("kind", kind, ("hard", "soft"))
         self.alpha = arguments.number("alpha", alpha)
@@ -89,7 +89,7 @@ class Distiller(TrainingWrapper):
         self.student = student
         heads = _heads(student)
         teacher = FrozenTeacher(teacher, student, teacher_preprocessing, teacher_from_logits)
-        # Hidden from Keras, which would track and save the teacher.
+        # A namespace hides these from Keras, which would track and save the teacher.
         self._hidden = SimpleNamespace(heads=heads, teacher=teacher)
         self.num_classes = int(student.outputs[0].shape[-1])
         outputs = getattr(teacher.model, "outputs", None)
@@ -130,7 +130,7 @@ class Distiller(TrainingWrapper):
         return super().fit(*args, **kwargs)
 
     def train_step(self, *args):
-        # (data,), or (state, data) on JAX.
+        # `args` is (data,), or (state, data) on JAX.
         with self._within("training"):
             return super().train_step(*args)
 
@@ -141,7 +141,7 @@ class Distiller(TrainingWrapper):
     @staticmethod
     @contextlib.contextmanager
     def _within(step):
-        """Makes `call` return both heads too while a step runs or is traced."""
+        """Makes `call` also return both heads while a step runs or is traced."""
         token = _STEP.set(step)
         try:
             yield
@@ -151,7 +151,7 @@ class Distiller(TrainingWrapper):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if _STEP.get() != "training":
             return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
-        # With a TensorFlow strategy, Keras divides losses by the replicas and sums their gradients.
+        # With a TensorFlow strategy, Keras divides losses by the number of replicas and sums the gradients.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas
@@ -162,7 +162,7 @@ class Distiller(TrainingWrapper):
         distillation_loss = self._distillation(teacher_logits, y_pred["distillation"], sample_weight)
         losses = (class_loss, distillation_loss)
         for tracker, loss in zip(self._loss_trackers, losses, strict=True):
-            # Weighted by batch size, as in Keras' own loss tracker.
+            # The mean is weighted by batch size, as in Keras' own loss tracker.
             tracker.update_state(loss * replicas, sample_weight=ops.shape(x)[0])
         return weighted_loss(*losses, self.alpha) + regularization
 
@@ -203,7 +203,7 @@ def _has_two_heads(model):
 
 
 def _output(y_pred):
-    """Returns the student's output: from a step's dict, or the mean of two heads."""
+    """Returns the student's output from a step's dict, or the mean of two heads."""
     if isinstance(y_pred, dict):
         return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

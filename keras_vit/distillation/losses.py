@@ -20,7 +20,7 @@ def hard_distillation(teacher_logits, logits):
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 3.
     """
     teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
-    # One-hot product, as gathering by index is slow in XLA.
+    # Use a one-hot product, because gathering by index is slow in XLA.
     labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
 
@@ -83,7 +83,7 @@ class SoftDistillation(keras.losses.Loss):
     """The mean of `soft_distillation` as a Keras loss, called like `HardDistillation`.
 
     Args:
-        temperature: Float above 0; else raises ValueError.
+        temperature: Float above 0, or a ValueError is raised.
 
     Example:
 

@@ -45,7 +45,7 @@ class FrozenTeacher:
             raise ValueError(f"Expected `teacher_from_logits=False`, {why}. Received: {from_logits!r}")
         self.input_shape = _input_shape(teacher)
         self._preprocessing = preprocessing or self._default_preprocessing(student)
-        # A custom `call` may not have this argument.
+        # A custom `call` may not have the argument `training`.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
         # `weights` omits the seeds of dropout. Inference does not read them, and they differ after a rebuild.
@@ -66,7 +66,7 @@ class FrozenTeacher:
         with keras.StatelessScope(state_mapping=list(zip(self.model.weights, values, strict=True))):
             logits = ops.cast(self.model(images, **self._options), "float32")
         if not self.from_logits:
-            # Avoids log(0).
+            # This avoids log(0).
             logits = ops.log(ops.maximum(logits, keras.config.epsilon()))
         return ops.stop_gradient(logits)
 
