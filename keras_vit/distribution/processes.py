@@ -178,7 +178,7 @@ def metrics_to_numpy(variables) -> list:
 
 
 def share_of_metrics(value):
-    """Returns the metric value to restore in this process: 0 except in PyTorch's first process, as they are summed."""
+    """Returns the metric value to restore: 0 in PyTorch processes after the first, because their values are summed."""
     return np.zeros_like(value) if torch_group() and process_id() else value
 
 

@@ -1,4 +1,4 @@
-"""Training with few labels and many images without: Noisy Student and Meta Pseudo Labels."""
+"""Training with few labels and many unlabelled images: Noisy Student and Meta Pseudo Labels."""
 
 from keras_vit.semi_supervised.meta_pseudo_labels import MetaPseudoLabels
 from keras_vit.semi_supervised.noisy_student import noisy_student

@@ -10,29 +10,29 @@ from keras_vit.models.wrapper import TrainingWrapper
 from keras_vit.prediction.classes import activation_of
 from keras_vit.semi_supervised.meta_teacher import MetaTeacher, cross_entropy
 
-# The released code's, of the moving mean of the feedback.
+# The momentum of the feedback's moving mean, as in the released code.
 _MOMENTUM = 0.99
 
 
 class MetaPseudoLabels(TrainingWrapper):
     """Trains a student on a teacher's labels, and the teacher by how much they help the student on labelled images.
 
-    Compile this model with two optimizers, and fit it on batches of ((images, unlabelled, augmented), labels) as of
-    `keras_vit.data.with_unlabelled`: labelled images, images without labels, the same augmented, and the classes of the
-    labelled ones, integers (batch,). Each step:
+    Compile this model with two optimizers, and fit it on batches of ((images, unlabelled, augmented), labels) from
+    `keras_vit.data.with_unlabelled`: labelled images, images without labels, augmented versions of these, and the
+    classes of the labelled images, integers (batch,). Each step:
 
     1. The teacher draws a hard label for each augmented image, from its own probabilities.
     2. The student takes a step on the cross-entropy with these labels.
-    3. The feedback h is the fall of the student's cross-entropy on the labelled images, before minus after its step: to
-       first order, the student's learning rate times the product of the gradients in the paper.
+    3. The feedback h is the decrease of the student's cross-entropy on the labelled images during its step. To first
+       order, it is the student's learning rate times the product of the gradients in the paper.
     4. The teacher takes a step on `h * cross-entropy(drawn labels) + uda_weight * uda + supervised cross-entropy`. The
-       term uda is the cross-entropy of augmented images with the teacher's own softened probabilities of the same
-       images without augmentation, where those are confident.
+       term uda is the cross-entropy of augmented images with the teacher's softened probabilities of the same images
+       without augmentation, if these probabilities are confident.
 
     `evaluate`, `predict` and calls use only the student. `plain_model` is the student; both models are trained in
     place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the student; `save_weights` and
     `keras_vit.training.fit` keep both models and both optimizers. Afterwards, the student can be fine-tuned on the
-    labelled images as any model: `student.compile(...)` and `student.fit(...)`.
+    labelled images like any model: `student.compile(...)` and `student.fit(...)`.
 
     In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Further metrics are
     `teacher_loss`, its parts `supervised_loss` and `uda_loss` (unweighted), and `feedback`, all of them means.
@@ -42,7 +42,7 @@ class MetaPseudoLabels(TrainingWrapper):
         label_smoothing: Float in [0, 1), for the teacher's supervised cross-entropy.
         uda_weight: Float of at least 0.
         uda_temperature: Float above 0, by which logits are divided to soften or sharpen the target.
-        uda_threshold: Float in [0, 1). Images whose target has no probability of at least this count 0.
+        uda_threshold: Float in [0, 1). An image counts 0 if all probabilities of its target are smaller.
         uda_steps: Int of at least 0, the steps over which `uda_weight` grows linearly from 0.
         baseline: Bool, subtract a moving mean from the feedback, as the released code does and the paper's equation
             does not. It lowers the variance.
@@ -52,7 +52,7 @@ class MetaPseudoLabels(TrainingWrapper):
     Raises:
         ValueError: If an argument is out of range, or the models do not match or do not give logits.
         RuntimeError: From `compile`, on several replicas of TensorFlow or processes of PyTorch, which would train
-            teachers apart.
+            separate teachers.
 
     Example:
 
@@ -65,12 +65,11 @@ class MetaPseudoLabels(TrainingWrapper):
     >>> sorted(history.history)
     ['accuracy', 'feedback', 'loss', 'supervised_loss', 'teacher_loss', 'uda_loss']
 
-    Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A; the defaults are those of
-    the released code for CIFAR-10 with 4,000 labels. The released code differs from the paper, and from this, in two
-    ways: its labels are the teacher's soft probabilities, with which the gradient of the feedback's term is
-    `softmax(z) - softmax(z) = 0`, so that the teacher learns nothing from the student, and its feedback has the other
-    sign, the loss after the step minus that before. Here labels are drawn in inference mode, and both losses of the
-    feedback are computed in inference mode, so that dropout does not outweigh the step.
+    Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A; the defaults are from the
+    released code for CIFAR-10 with 4,000 labels. The released code differs from the paper and from this class in two
+    ways. Its labels are the teacher's soft probabilities, so the gradient of the feedback's term is 0 (`softmax(z) -
+    softmax(z)`), and the teacher learns nothing from the student. Its feedback has the opposite sign. This class draws
+    labels and computes both losses of the feedback in inference mode, so that dropout does not outweigh the step.
     """
 
     def __init__(
@@ -93,11 +92,11 @@ class MetaPseudoLabels(TrainingWrapper):
         if student is teacher or student.output_shape != teacher.output_shape:
             expected = f"another model than `teacher`, of its {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
-        # `compile` chooses loss scaling by the student's policy; the student casts its images itself.
+        # `compile` uses the student's policy to decide if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
-        # Hidden from Keras, which would train the teacher by the student's optimizer.
+        # A namespace hides the teacher from Keras, which would train it with the student's optimizer.
         self._hidden = SimpleNamespace(trainer=trainer)
         self.student = student
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -121,7 +120,7 @@ class MetaPseudoLabels(TrainingWrapper):
 
     @property
     def variables(self):
-        """Includes the teacher's and its optimizer's, which belong to the state of a run."""
+        """Includes the variables of the teacher and its optimizer, which belong to the state of a run."""
         return [*super().variables, *itertools.chain(*self._hidden.trainer.state)]
 
     @property
@@ -138,7 +137,7 @@ class MetaPseudoLabels(TrainingWrapper):
 
         Args:
             optimizer, teacher_optimizer: Keras optimizers, or their names, of the student and the teacher.
-            **options: Other arguments of `keras.Model.compile`, but `loss`, which is the cross-entropy.
+            **options: Other arguments of `keras.Model.compile`, except `loss`, which is the cross-entropy.
         """
         if optimizer is teacher_optimizer and isinstance(optimizer, keras.optimizers.Optimizer):
             raise arguments.invalid("teacher_optimizer", "another optimizer than the student's", teacher_optimizer)
@@ -181,7 +180,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return logs if state is None else (logs, state)
 
     def _begin(self, images, labels, augmented):
-        """Returns the drawn labels, the student's loss on labelled images, and the share of `uda_weight`."""
+        """Returns the drawn labels, the student's loss on labelled images, and the current share of `uda_weight`."""
         logits = ops.cast(self.teacher(augmented, training=False), "float32")
         drawn = keras.random.categorical(ops.stop_gradient(logits), 1, dtype="int32", seed=self.seed_generator)
         steps = ops.cast(self.teacher_optimizer.iterations, "float32")
@@ -211,7 +210,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
 
     def _teach(self, state, batch):
-        """Trains the teacher, whose variables are the last of those that are not the student's."""
+        """Trains the teacher, whose variables are the last of `non_trainable_variables`."""
         trainer = self._hidden.trainer
         if state is None:
             logs, _ = _step(trainer.train_step, None, batch)

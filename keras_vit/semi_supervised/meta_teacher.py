@@ -5,7 +5,7 @@ from keras_vit import arguments
 
 
 class MetaTeacher(keras.Model):
-    """Trains the teacher of `MetaPseudoLabels` by Keras' own step.
+    """Trains the teacher of `MetaPseudoLabels` with Keras' own train step.
 
     Batches are (images, (labels, drawn, feedback, growth)). The images are the labelled images, the unlabelled images
     and the augmented unlabelled images, in this order. `labels` and `drawn` are classes; `feedback` and the `growth` of
@@ -44,7 +44,7 @@ class MetaTeacher(keras.Model):
         for mean, value in zip(self._parts, (supervised, uda, feedback), strict=True):
             mean.update_state(value)
         meta = feedback * ops.mean(cross_entropy(drawn, augmented))
-        # self.losses holds weight regularizers.
+        # self.losses contains the losses of weight regularizers.
         return sum(self.losses, meta + self.uda_weight * growth * uda + supervised)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
@@ -52,7 +52,7 @@ class MetaTeacher(keras.Model):
 
 
 def cross_entropy(labels, logits, label_smoothing=0.0):
-    """Returns the cross-entropy of each image, float32 (batch,), with classes or a probability per class."""
+    """Returns the cross-entropy, float32 (batch,). `labels` are classes, or a probability for each class."""
     logits = ops.cast(logits, "float32")
     num_classes = logits.shape[-1]
     if len(labels.shape) == 1:

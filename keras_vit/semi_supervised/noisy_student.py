@@ -34,7 +34,7 @@ def noisy_student(
         teacher: The first teacher, trained on the labelled images; as for `pseudo_labels`.
         students: Functions without arguments, one for each round, that build a student, not compiled; in the paper each
             is as large as its teacher or larger.
-        images: The unlabelled images, as for `pseudo_labels`, which every teacher takes.
+        images: The unlabelled images, as for `pseudo_labels`. Every teacher must take them.
         train: Function of (student, labels, checkpoints) that compiles and trains the student in place, on labelled
             images and the images of the `PseudoLabels`, with its checkpoints in the folder `checkpoints`.
             `keras_vit.data.with_pseudo_labels` makes batches with the paper's loss; `keras_vit.training.fit` resumes.

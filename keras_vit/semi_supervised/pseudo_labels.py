@@ -34,7 +34,7 @@ class PseudoLabels:
         confidences: Float32 array (num_labels,), the teacher's largest probability for each image.
         class_names: Tuple of strings, the teacher's classes.
         class_counts: Tuple of ints, the distinct images chosen of each class.
-        settings: Dict, the arguments of `pseudo_labels`, and `num_images`, of which the images were chosen.
+        settings: Dict, the arguments of `pseudo_labels`, and `num_images`, the number of images before the choice.
         teacher: Dict of the teacher's `name`, `config` (None for a model without one) and `sha256` of its weights.
     """
 
@@ -61,7 +61,7 @@ class PseudoLabels:
         return tuple(name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes an .npz file, completely or not at all; its `header` is JSON."""
+        """Writes an .npz file atomically; its `header` is JSON."""
         facts = {key: getattr(self, key) for key in ("class_names", "class_counts", "settings", "teacher")}
         header = np.frombuffer(json.dumps({"format": _FORMAT, **facts}).encode(), "uint8")
         with replacing(path) as draft, open(draft, "wb") as file:
@@ -108,20 +108,21 @@ def pseudo_labels(
         teacher: A `keras.Model` from images to logits or probabilities, (batch, num_classes).
         images: Images as the teacher takes them: an array, or batches: a `tf.data.Dataset`, as of `keras_vit.data` with
             `labels="none"` and `training=False`, a `keras.utils.PyDataset` or another finite iterable. If a batch is a
-            tuple, its first element holds the images. Batches must come in the same order each time, so that positions
-            mean the same images.
+            tuple, its first element contains the images. Batches must come in the same order each time, so that
+            positions mean the same images.
         kind: "soft" (probabilities) or "hard" (the class).
-        temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`; of probabilities,
-            `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.
+        temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`. If the teacher returns
+            probabilities, `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.
         threshold: Float in [0, 1). Images of at least this confidence are kept.
-        per_class: Int of at least 1, the images of each class: the most confident, the first ones of equal confidence.
-            A class with fewer repeats them, the most confident first; one without any stays empty. None keeps all.
+        per_class: Int of at least 1, the number of images of each class: the most confident, or the first if equal. A
+            class with fewer images repeats them, the most confident first. A class without images stays empty. None
+            keeps all.
         batch_size: Int, images per batch if `images` is an array.
         verbose: 0 or 1; 1 shows a progress bar if it takes more than five seconds.
 
     Raises:
         ValueError: If an argument is out of range, the teacher has no single output of two or more classes or its
-            outputs are not finite, an image is missing, or none is confident enough.
+            outputs are not finite, an image is missing, or no image is confident enough.
 
     Example:
 
@@ -187,7 +188,7 @@ def described(model) -> dict:
 
 
 def _softmax(logits):
-    # NumPy rounds each row independently of the other rows of the batch.
+    # NumPy rounds each row independently of the rest of the batch.
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
