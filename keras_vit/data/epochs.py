@@ -30,7 +30,7 @@ class Epochs:
                 raise ValueError(f"Expected `batch_size` <= {self.size} with `drop_remainder`. Received: {batch_size}")
             self.first, batch = divmod(skip_batches, self.num_batches)
             self.start = batch * batch_size
-        # A separate object, because TensorFlow never frees the Python functions below and the objects they refer to.
+        # This is a separate object, because TensorFlow never frees the functions below and the objects they refer to.
         self._next = SimpleNamespace(number=self.first)
 
     def set(self, number: int) -> None:

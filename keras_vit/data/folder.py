@@ -101,7 +101,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
 
 
 def folders_in(path):
-    """Returns the names of a folder's subfolders, sorted, without hidden ones."""
+    """Returns the sorted names of a folder's subfolders, without hidden folders."""
     return sorted(entry.name for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 

@@ -12,7 +12,7 @@ _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "Trun
 
 
 def mixes(layer):
-    """Returns whether a layer joins several images of a batch."""
+    """Returns True if a layer joins several images of a batch."""
     return type(layer).__name__ in MIXERS
 
 

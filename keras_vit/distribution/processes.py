@@ -141,7 +141,7 @@ def agree(number: int) -> int:
 
 
 def first_in_process_0(function):
-    """Calls a function, such as one that makes or renames shared files, first in process 0, then in all processes."""
+    """Calls a function, such as one that renames shared files, in process 0 and then in all other processes."""
     if process_id() == 0:
         result = function()
         barrier()

@@ -31,7 +31,7 @@ class Data(NamedTuple):
 
 
 def look(data, batch_size=32):
-    """Reads the first batches of anything that `model.fit` takes and that can be read again, as `Data`."""
+    """Returns `Data` about the first batches of anything that `model.fit` takes and that can be read again."""
     arrays = isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data)
     if arrays:
         parts = tuple(keras.tree.map_structure(to_numpy, part) for part in data)

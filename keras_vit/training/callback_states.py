@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_vit.training.checkpoints import storable
 
-# Public attributes in which Keras' callbacks keep state; Keras has no API for them.
-# tests/training/test_callback_states.py finds missing ones.
+# Public attributes in which Keras' callbacks keep state. Keras has no API for them.
+# tests/training/test_callback_states.py finds missing attributes.
 _ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "History": ("epoch", "history"),
@@ -64,7 +64,7 @@ def _check_averages(found):
 
 
 def swaps_on_epoch(callback):
-    """Returns whether the model has a moving average of its weights after this callback's `on_epoch_end`."""
+    """Returns True if the model has a moving average of its weights after this callback's `on_epoch_end`."""
     return isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
 
 

@@ -125,7 +125,7 @@ def check_model(model, slot):
     for group in ("model", "optimizer"):
         saved = slot.facts["variables"][group]
         pairs = zip(saved, here[group], strict=False)
-        # On TensorFlow, paths have a prefix if the optimizer was built within a step, as loss scaling does it.
+        # On TensorFlow, paths have a prefix if the optimizer was built within a step, as with loss scaling.
         unlike = (f"{a} where this one has {b}" for a, b in pairs if not (a.endswith(b) or b.endswith(a)))
         different = next(unlike, None)
         if different is None and len(saved) != len(here[group]):

@@ -127,7 +127,7 @@ def one_batch(batch):
 
 
 def is_arrays(data):
-    """Returns whether data is an array, or a tuple, list or dict of arrays as (x, y, sample_weight)."""
+    """Returns True if data is an array, or a tuple, list or dict of arrays as (x, y, sample_weight)."""
     if hasattr(data, "shape"):
         return True
     leaves = keras.tree.flatten(data) if isinstance(data, (tuple, list, dict)) else []

@@ -123,7 +123,7 @@ def train(
 
 
 def _check_class_weight(class_weight, batch):
-    """Raises if an image has several classes, because Keras would use the class weight of the largest label only."""
+    """Raises if `class_weight` is given and an image has several classes: Keras would use only the largest label."""
     if class_weight is None or len(batch) < 2 or not isinstance(batch[1], np.ndarray):
         return
     labels = batch[1]

@@ -292,6 +292,6 @@ def _floats(logs):
 
 
 def _averages(optimizer):
-    """Returns whether an optimizer, or one within it, replaces the weights by their average at the end of training."""
+    """Returns True if an optimizer, or one within it, replaces the weights by their average at the end of training."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return bool(getattr(optimizer, "use_ema", False)) or any(_averages(part) for part in inner if part is not None)
