@@ -62,8 +62,7 @@ class Epochs:
     def stream(self, epoch, begin, end, filler=None):
         """Returns a dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch.
 
-        If the record `filler` is given, it fills the last batch. Its index is negative, -1 minus the last image's
-        index.
+        The record `filler`, if given, fills the last batch. Its index is negative, -1 minus the last image's index.
         """
         data = self._records
         if self._shuffle_buffer is not None:

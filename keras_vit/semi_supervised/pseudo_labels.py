@@ -114,9 +114,8 @@ def pseudo_labels(
         temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`. If the teacher returns
             probabilities, `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.
         threshold: Float in [0, 1). Images of at least this confidence are kept.
-        per_class: Int of at least 1, the number of images of each class: the most confident, or the first if equal. A
-            class with fewer images repeats them, the most confident first. A class without images stays empty. None
-            keeps all.
+        per_class: Int of at least 1, the images per class: the most confident, or the first if equal. A class with
+            fewer images repeats them, the most confident first. A class without images stays empty. None keeps all.
         batch_size: Int, images per batch if `images` is an array.
         verbose: 0 or 1; 1 shows a progress bar if it takes more than five seconds.
 

@@ -37,8 +37,7 @@ class Recipe:
         crop_scale: The smallest share of the area that "pretrain" keeps, 0 to 1.
         flip: True mirrors half of the training images.
         policy: The augmentation, one of `keras_vit.data.POLICIES`.
-        label_smoothing: Share of each label spread over the classes, 0 to 1. It must be 0 with "sigmoid" or the policy
-            "deit".
+        label_smoothing: Share of each label spread over the classes, 0 to 1; 0 with "sigmoid" or the policy "deit".
         loss: "softmax", or "sigmoid" for a binary label per class.
         batch_size: Images per batch; None for 16 to 64, by the number of training images.
         steps, epochs: Length in batches, or in passes over the training images. Set one of them.
@@ -165,8 +164,7 @@ class Recipe:
         """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
 
         `changes` maps fields, or "model." plus an argument of the builder, to values or their text as Python literals.
-        `steps` resets `epochs` and the reverse; both reset `min_steps`. A new warm-up resets the two other warm-up
-        fields.
+        `steps` resets `epochs` and the reverse; both reset `min_steps`. A new warm-up resets both other warm-ups.
 
         >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]
         >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model

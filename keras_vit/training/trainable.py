@@ -112,8 +112,7 @@ def enable_lora(
         train_norms: Bool, also train all norms.
 
     Raises:
-        ValueError: If the model has no transformer blocks, has LoRA already, or has a quantized head and `train_head`
-            is True.
+        ValueError: If the model has no transformer blocks, has LoRA already, or would train a quantized head.
 
     Example:
 
