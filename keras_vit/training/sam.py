@@ -35,11 +35,10 @@ class _Gradients:
 class SAM(TrainingWrapper):
     """Trains a model by sharpness-aware minimization, with the gradient at the worst point nearby.
 
-    Each step computes the gradient g at the weights w, then the gradient at `w + rho * g / ||g||` (global norm), and
-    applies the second one at w, which doubles the cost. Loss and metrics are computed at w. Both gradients have the
-    same dropout. Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is
-    trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only this model; `save_weights` also
-    writes the optimizer.
+    Each step computes the gradient g at the weights w, then a second one at `w + rho * g / ||g||` (global norm), and
+    applies it at w, at twice the cost. Loss and metrics are computed at w. Both gradients use the same dropout.
+    Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is trained in place.
+    `save`, `export` and `keras.callbacks.ModelCheckpoint` write only this model; `save_weights` adds the optimizer.
 
     Args:
         model: The `keras.Model` to train.
