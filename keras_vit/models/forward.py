@@ -57,7 +57,9 @@ def _compiled(function):
 
     # PyTorch's default is to compile at most eight models of a class.
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    return torch.compile(function, **({"isolate_recompiles": True} if isolated else {}))
+    # With symbolic shapes, PyTorch cannot compile the gradient of EfficientNet's padded convolutions.
+    options = {"dynamic": False, **({"isolate_recompiles": True} if isolated else {})}
+    return torch.compile(function, **options)
 
 
 def _forward_passes(model):

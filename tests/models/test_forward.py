@@ -24,13 +24,19 @@ CASES = {
 }
 
 
+# Keras' convolutions and batch normalization break the graph, and open a name scope in their first call.
+BREAKING = ("bit", "coatnet", "efficientnet", "vt_resnet")
+
+
 @pytest.mark.parametrize(
     "case", ["rates", *(pytest.param(name, marks=pytest.mark.long) for name in CASES if name != "rates")]
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_forward_pass_compiles_as_one_graph_once(case, training):
+def test_forward_pass_compiles_as_one_graph_once(case, training, request):
     import torch
 
+    if case in BREAKING or (case == "recomputed" and training):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="the graph breaks or is compiled twice"))
     torch._dynamo.reset()
     model = CASES[case]()
     images = torch.rand(2, *model.input_shape[1:])
