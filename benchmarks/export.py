@@ -97,7 +97,7 @@ def saved_model_cell(model, images, labels, precision, path):
     import numpy as np
 
     import keras_vit.export
-    from keras_vit.export.parity import outputs_of
+    from keras_vit.export.parity import model_outputs
     from keras_vit.export.precision import accuracy_change
 
     if precision != "float32":
@@ -107,7 +107,7 @@ def saved_model_cell(model, images, labels, precision, path):
     np.save(files[0], images)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     subprocess.run([sys.executable, "-c", LOAD_SAVED_MODEL, path, *files], check=True, env=environment)
-    change = accuracy_change(outputs_of(model, images)[0], np.load(files[1]), labels)
+    change = accuracy_change(model_outputs(model, images)[0], np.load(files[1]), labels)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return {"size": size, "difference": change["largest"], "num_checked": len(images), "change": change}
 

@@ -79,7 +79,7 @@ def keras_hub_side(entrant, case, task, weights):
         for block in backbone.get_layer("vit_encoder").encoder_layers:
             block.mlp.dense_1.activation = gelu_tanh
     if weights is not None:
-        (kernel, bias, token, positions), blocks, head = parts_of(weights)
+        (kernel, bias, token, positions), blocks, head = find_parts(weights)
         values = [token, kernel, bias, positions]
         for scale, shift, qkv_kernel, qkv_bias, *rest in blocks:
             values += [scale, shift, *query_key_value(qkv_kernel, qkv_bias), *rest]
@@ -103,7 +103,7 @@ def timm_side(entrant, case, task, weights):
         act_layer=functools.partial(torch.nn.GELU, approximate="tanh" if case.activation == "gelu_tanh" else "none"),
     )
     if weights is not None:
-        (kernel, bias, token, positions), blocks, head = parts_of(weights)
+        (kernel, bias, token, positions), blocks, head = find_parts(weights)
         load_torch(module, [token, positions, kernel, bias, *(v for block in blocks for v in block), *head])
     return TorchSide(module, entrant, case, task)
 
@@ -128,7 +128,7 @@ def transformers_side(entrant, case, task, weights):
     )
     module = transformers.ViTForImageClassification(config)
     if weights is not None:
-        (kernel, bias, token, positions), blocks, head = parts_of(weights)
+        (kernel, bias, token, positions), blocks, head = find_parts(weights)
         values = [token, positions, kernel, bias]
         for scale_1, shift_1, qkv_kernel, qkv_bias, out_kernel, out_bias, scale_2, shift_2, *mlp in blocks:
             values += [*query_key_value(qkv_kernel, qkv_bias), out_kernel, out_bias]
@@ -185,7 +185,7 @@ def dtype_policy(policy):
         keras.config.set_dtype_policy(before)
 
 
-def parts_of(weights):
+def find_parts(weights):
     """Splits our model's weights into embedding, blocks and head."""
     return weights[:4], [weights[i : i + 12] for i in range(4, len(weights) - 4, 12)], weights[-4:]
 
@@ -210,7 +210,7 @@ def load_torch(module, values):
 
 def flax_weights(weights, num_heads):
     """Converts our weights to big_vision's parameter tree."""
-    (kernel, bias, token, positions), blocks, (scale, shift, head_kernel, head_bias) = parts_of(weights)
+    (kernel, bias, token, positions), blocks, (scale, shift, head_kernel, head_bias) = find_parts(weights)
 
     def dense(kernel, bias):
         return {"kernel": kernel, "bias": bias}

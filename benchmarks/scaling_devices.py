@@ -138,8 +138,8 @@ def compile_step(model, batch_size):
     inputs = (((batch_size, *model.input_shape[1:]), "float32"), ((batch_size,), "int32"))
     distribution = keras.distribution.distribution()
 
-    def array(shape, dtype, layout_of):
-        layout = None if distribution is None else getattr(layout_of(), "backend_layout", layout_of())
+    def array(shape, dtype, active_layout):
+        layout = None if distribution is None else getattr(active_layout(), "backend_layout", active_layout())
         return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
 
     def variable(v):

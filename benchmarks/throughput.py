@@ -52,7 +52,7 @@ FRAMEWORKS = ("tensorflow-cpu", "tensorflow", "jax", "torch", "numpy")
 PACKAGES = ("keras", "keras-hub", "timm", "transformers", "flax", *FRAMEWORKS)
 
 
-def labels_of(entrants, dtype):
+def kind_of_batch_labels(entrants, dtype):
     """Returns {label: entrant}; labels name dtypes that differ from the row's."""
     return {e.label if e.dtype == dtype else f"{e.label} {e.dtype}": e for e in entrants}
 
@@ -328,7 +328,7 @@ def entrants_of(args, dtype):
     for name in names:
         peer, _, compiled = name.partition(" ")
         peers += [Entrant(peer, d, compiled=bool(compiled)) for d in args.peer_dtypes or [dtype]]
-    return labels_of([*ours, *peers], dtype)
+    return kind_of_batch_labels([*ours, *peers], dtype)
 
 
 def main():

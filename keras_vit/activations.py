@@ -27,7 +27,7 @@ def get(identifier):
     return keras.activations.get(identifier) if own is None else own
 
 
-def name_of(activation):
+def name_or_function(activation):
     """Returns the name of an activation if `get` finds it by that name, else the activation itself."""
     name = getattr(activation, "__name__", None)
     try:
@@ -39,5 +39,5 @@ def name_of(activation):
 
 def serialize(activation):
     """Returns the name or config of an activation, from which `get` restores it."""
-    activation = name_of(activation)
+    activation = name_or_function(activation)
     return activation if activation is None or isinstance(activation, str) else keras.activations.serialize(activation)

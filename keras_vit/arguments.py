@@ -104,7 +104,7 @@ def boolean(name, value):
     return value
 
 
-def one_of(name, value, allowed):
+def choice(name, value, allowed):
     """Returns `value`; raises if it is not one of `allowed`."""
     if value not in allowed:
         raise invalid(name, f"one of {', '.join(map(repr, allowed))}", value, allowed)

@@ -108,10 +108,10 @@ def _evaluate(args):
     import keras_vit
     from keras_vit import evaluation, inspection
     from keras_vit.evaluation.confusion import report_text
-    from keras_vit.prediction.classes import classes_of
+    from keras_vit.prediction.classes import ids_and_names
 
     model = _read_model(args, args.model)
-    options = {"class_names": [name for _, name in classes_of(model)], "preprocessing": model, "training": False}
+    options = {"class_names": [name for _, name in ids_and_names(model)], "preprocessing": model, "training": False}
     with _off_stdout():
         if args.data.suffix.lower() == ".csv":
             table = {"directory": args.folder, "label_column": args.label_column, "extension": args.extension}
@@ -144,7 +144,7 @@ def _inspect(args):
 
 def _export(args):
     import keras_vit
-    from keras_vit.prediction.classes import gives_classes, postprocess_of
+    from keras_vit.prediction.classes import gives_classes, postprocess_kind
     from keras_vit.prediction.classify import read_images
 
     options, path = {"overwrite": args.overwrite}, args.out
@@ -160,7 +160,7 @@ def _export(args):
     if args.attention:
         options["attention"] = True
     if args.to == "saved_model" and (args.labels or gives_classes(model)):
-        options |= {"postprocess": postprocess_of(model), "labels": args.labels}
+        options |= {"postprocess": postprocess_kind(model), "labels": args.labels}
     if args.verify:
         options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
     with _off_stdout():

@@ -46,10 +46,10 @@ def checked(check, *args, optional=False, **options):
     return dataclasses.field(metadata={"check": check_field, "optional": optional}, **options)
 
 
-def activation_of(name, value):
+def checked_activation(name, value):
     """Returns an activation's name, or a user's function unchanged."""
     try:
-        return activations.name_of(activations.get(value))
+        return activations.name_or_function(activations.get(value))
     except (ValueError, TypeError):
         expected = 'an activation of Keras, as a name or a function, or "gelu_tanh"'
         raise arguments.invalid(name, expected, value) from None
@@ -108,8 +108,8 @@ class Preprocessing:
             raise arguments.invalid("value_range", "(low, high), two numbers", self.value_range)
         if min(std) < _SMALLEST:
             raise arguments.invalid("std", f"positive numbers of at least {_SMALLEST:g}", self.std)
-        arguments.one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        arguments.one_of("crop_rounding", self.crop_rounding, ("even", "down"))
+        arguments.choice("interpolation", self.interpolation, INTERPOLATIONS)
+        arguments.choice("crop_rounding", self.crop_rounding, ("even", "down"))
         if not arguments.is_number(self.crop_fraction) or not 0 < self.crop_fraction <= 1:
             raise arguments.invalid("crop_fraction", "a number in (0, 1]", self.crop_fraction)
         arguments.optional(arguments.boolean, "antialias", self.antialias)
@@ -117,7 +117,7 @@ class Preprocessing:
         if None not in (only, self.antialias) and self.antialias != only:
             expected = f"None or {only} with interpolation={self.interpolation!r}"
             raise arguments.invalid("antialias", expected, self.antialias)
-        arguments.one_of("resize_mode", self.resize_mode, ("crop", "squash", "pad", None))
+        arguments.choice("resize_mode", self.resize_mode, ("crop", "squash", "pad", None))
         resolved = {
             "value_range": value_range,
             "mean": mean,
@@ -200,13 +200,13 @@ class ModelConfig:
     image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
     in_channels: int = checked(arguments.positive_int, arguments.LARGEST, default=3)
     num_classes: int = checked(arguments.non_negative_int, MOST_CLASSES, default=1000)
-    classifier_activation: str | Callable | None = checked(activation_of, default="linear")  # noqa: RUF009
+    classifier_activation: str | Callable | None = checked(checked_activation, default="linear")  # noqa: RUF009
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     # If True, the model scales raw images of 0..255 itself.
     include_preprocessing: bool = checked(arguments.boolean, default=False)
     # The fields below do not change the outputs, so configs that differ only in them are equal.
     class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
-    task: str = checked(arguments.one_of, TASKS, default="single_label", compare=False)
+    task: str = checked(arguments.choice, TASKS, default="single_label", compare=False)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -221,27 +221,27 @@ class ModelConfig:
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "B/16" for `ViTConfig`; `overrides` set other fields."""
-        return arguments.record(cls, {**cls.sizes_of(variant), **overrides})
+        return arguments.record(cls, {**cls.variant_sizes(variant), **overrides})
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         """Returns the fields that a variant sets."""
         raise NotImplementedError
 
     @classmethod
-    def model_name_of(cls, variant):
+    def variant_model_name(cls, variant):
         """Returns the name of a variant's model, such as "vit_B16"."""
         return f"{cls.family}_" + str(variant).removeprefix(f"{cls.family}_").replace("/", "").replace("+", "_")
 
     @classmethod
-    def name_of(cls, fields):
+    def name_from_fields(cls, fields):
         """Returns the name of the variant with these fields, such as "ViT-B/16", or None."""
         return None
 
     @classmethod
-    def variant_of(cls, fields):
+    def variant_from_fields(cls, fields):
         """Returns the variant with these fields, such as "B/16", or None."""
-        return re.sub("ViT-|BiT-|EfficientNet-", "", cls.name_of(fields) or "") or None
+        return re.sub("ViT-|BiT-|EfficientNet-", "", cls.name_from_fields(fields) or "") or None
 
     @classmethod
     def usual_image_size(cls, fields):
@@ -257,7 +257,7 @@ class ModelConfig:
     def describe(cls, fields):
         """Formats the sizes in a dict of fields for messages."""
         text = ", ".join([*cls._parts(fields), f"{fields['num_classes']} classes"])
-        return f"{cls.name_of(fields)} ({text})" if cls.name_of(fields) else text
+        return f"{cls.name_from_fields(fields)} ({text})" if cls.name_from_fields(fields) else text
 
     @classmethod
     def _parts(cls, fields):
@@ -265,7 +265,7 @@ class ModelConfig:
         return iter(())
 
     @staticmethod
-    def training_options_of(variant):
+    def training_options_for(variant):
         """Returns the nonzero dropout rates that a variant is trained with."""
         return {}
 
@@ -318,12 +318,12 @@ def _lists(value):
     return [_lists(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
-def carrier_of(model):
+def find_normalization(model):
     """Returns the layer, also in nested models, that stores the `Preprocessing`, or None."""
     for layer in model.layers:
         # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
-            if (found := carrier_of(layer)) is not None:
+            if (found := find_normalization(layer)) is not None:
                 return found
         elif isinstance(getattr(layer, "preprocessing", None), Preprocessing):
             return layer
@@ -350,7 +350,7 @@ def config_of(model: keras.Model) -> ModelConfig:
     >>> keras_vit.config_of(model).hidden_dim
     192
     """
-    config = getattr(carrier_of(model), "config", None)
+    config = getattr(find_normalization(model), "config", None)
     if config is None:
         raise ValueError(
             "Expected a model of this package's builders, or one that extends or contains it. Received: model "

@@ -25,7 +25,7 @@ class Progress:
     """
 
     def __init__(self, target, unit, counted, *, title=None, verbose=1):
-        self.verbose, self.title = arguments.one_of("verbose", verbose, (0, 1)), title
+        self.verbose, self.title = arguments.choice("verbose", verbose, (0, 1)), title
         self.rate = f"{counted}/s"
         # Outside of a terminal or notebook, each update is a new line, so updates are rare.
         moving = getattr(sys.stdout, "isatty", bool)() or "ipykernel" in sys.modules

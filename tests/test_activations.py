@@ -35,4 +35,4 @@ def test_activation_names_in_configs():
         activations.get("gelu_tahn")
     # `keras.ops.gelu` is the approximation, although it has the name of the exact function.
     for function in (keras.ops.gelu, keras.ops.square, None):
-        assert activations.name_of(function) is function
+        assert activations.name_or_function(function) is function

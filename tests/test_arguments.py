@@ -49,8 +49,8 @@ def test_argument_check_refuses_wrong_values(check, values, expected):
 
 
 def test_one_of_refuses_other_values():
-    assert arguments.one_of("method", "a", ("a", "b")) == "a"
-    refuses(r"`method`. Expected one of 'a', 'b'. Received: 'c'", arguments.one_of, "method", "c", ("a", "b"))
+    assert arguments.choice("method", "a", ("a", "b")) == "a"
+    refuses(r"`method`. Expected one of 'a', 'b'. Received: 'c'", arguments.choice, "method", "c", ("a", "b"))
 
 
 def test_nearest_suggests_similar_names():
@@ -63,7 +63,7 @@ def test_nearest_suggests_similar_names():
     with pytest.raises(
         ValueError, match=r"`pooling`. Expected one of 'gap', None. Received: 'Gap'. Did you mean 'gap'\?$"
     ):
-        arguments.one_of("pooling", "Gap", ("gap", None))
+        arguments.choice("pooling", "Gap", ("gap", None))
 
 
 def test_seeds_of_neighbours_differ():

@@ -4,7 +4,7 @@ import dataclasses
 
 import keras
 
-from keras_vit.config import Preprocessing, carrier_of
+from keras_vit.config import Preprocessing, find_normalization
 
 RENAMED = {"policy": "augment", "shuffle_buffer": "shuffle"}
 PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
@@ -22,13 +22,13 @@ def refuse_removed(removed, preprocessing):
         raise TypeError(f"Expected the arguments of keras_vit.data.pipeline. Received: {', '.join(removed)}{instead}")
 
 
-def inputs_of(preprocessing, **given):
+def input_options(preprocessing, **given):
     """Returns image_size, channels, normalize and preprocessing as a dict, from `given` or from `preprocessing`."""
     found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
     if preprocessing is None:
         found["preprocessing"] = Preprocessing()
     elif not isinstance(preprocessing, Preprocessing):
-        carrier = carrier_of(preprocessing) if hasattr(preprocessing, "layers") else None
+        carrier = find_normalization(preprocessing) if hasattr(preprocessing, "layers") else None
         if carrier is None:
             raise ValueError(
                 "Expected `preprocessing` to be a keras_vit.Preprocessing, or a model that carries one, as all of "
@@ -51,7 +51,7 @@ def inputs_of(preprocessing, **given):
     return found | {name: value for name, value in given.items() if value is not None}
 
 
-def labels_of(source, labels, augmentation):
+def kind_of_batch_labels(source, labels, augmentation):
     """Returns the kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for no labels."""
     if labels not in ("int", "one_hot", "none", None):
         raise ValueError(f"Expected `labels` to be 'int', 'one_hot', 'none' or None. Received: {labels!r}")

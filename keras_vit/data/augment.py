@@ -54,7 +54,7 @@ class Policy:
             if not 0 <= arguments.number(name, getattr(self, name)) <= 1:
                 raise arguments.invalid(name, "a number from 0 to 1", getattr(self, name))
         arguments.rate("label_smoothing", self.label_smoothing)
-        most = STRONGEST[arguments.one_of("operations", self.operations, tuple(STRONGEST))]
+        most = STRONGEST[arguments.choice("operations", self.operations, tuple(STRONGEST))]
         if self.randaugment and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= most):
             raise arguments.invalid("randaugment", f"(at least 1, 0 to {most})", self.randaugment)
         if self.magnitude_std < 0:
@@ -106,7 +106,7 @@ def augmentation(value):
     if not isinstance(policy, Policy):
         if not isinstance(policy, str):
             raise arguments.invalid("augment", "a policy, its name, or layers of Keras or keras-cv", policy)
-        policy = POLICIES[arguments.one_of("augment", policy, tuple(POLICIES))]
+        policy = POLICIES[arguments.choice("augment", policy, tuple(POLICIES))]
     single = tuple(layer for layer in layers if not mixes(layer))
     return Augmentation(policy, single, tuple(layer for layer in layers if mixes(layer)))
 

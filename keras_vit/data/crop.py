@@ -81,7 +81,7 @@ class Crop:
     evaluation: Preprocessing | None = None
 
     def __post_init__(self):
-        arguments.one_of("kind", self.kind, CROPS)
+        arguments.choice("kind", self.kind, CROPS)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):

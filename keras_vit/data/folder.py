@@ -68,7 +68,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"Expected `path` to be a folder with one for each class. Received: {absent(path)}")
-    arguments.one_of("subset", subset, ("training", "validation", "both"))
+    arguments.choice("subset", subset, ("training", "validation", "both"))
     if validation_split is None and subset != "training":
         raise ValueError(f"Expected a `validation_split` for subset={subset!r}. Received: None")
     if validation_split is not None and not 0 < validation_split < 1:
@@ -76,14 +76,14 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     labelled = options.get("labels") != "none"
     if labelled:
         names = _class_folders(path, class_names, may_lack)
-        groups = {name: image_files_of(path / name) for name in names}
+        groups = {name: image_files_in(path / name) for name in names}
         empty = [name for name, files in groups.items() if not files and (path / name).is_dir()]
         if empty and not may_lack:
             raise ValueError(f"Expected images of each class. None found in {str(path / empty[0])!r}")
     elif class_names is not None:
         raise ValueError(f"Expected no `class_names` with labels='none'. Received: {list(class_names)[:10]}")
     else:
-        names, groups = [], {str(path): image_files_of(path)}
+        names, groups = [], {str(path): image_files_in(path)}
         options = {"training": False, **options}
     files = [(file, label) for label, members in enumerate(groups.values()) for file in members]
     if not files:
@@ -126,12 +126,12 @@ def _class_folders(path, class_names, may_lack):
         advice = f"{within[0]!r} has such folders" if within else "labels='none' takes images without classes"
         raise ValueError(
             f"Expected folders of two classes or more in {str(path)!r}, as {str(path / 'cat')!r} and "
-            f"{str(path / 'dog')!r}. Received: {len(image_files_of(path))} files, and the folders {names}. {advice}"
+            f"{str(path / 'dog')!r}. Received: {len(image_files_in(path))} files, and the folders {names}. {advice}"
         )
     return names
 
 
-def image_files_of(folder):
+def image_files_in(folder):
     """Returns all files below a folder, sorted, without hidden files and files that Windows adds."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
     return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))

@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
-from keras_vit.images.table import classes, columns_of, empty, fail, floats, indicators, several_classes, weights
+from keras_vit.images.table import classes, empty, fail, floats, indicators, read_columns, several_classes, weights
 
 
 def from_dataframe(
@@ -54,7 +54,7 @@ def from_dataframe(
     >>> next(iter(data))[1].numpy().tolist()
     [[1.0, 1.0], [1.0, 0.0]]
     """
-    columns, lines, base = columns_of(frame)
+    columns, lines, base = read_columns(frame)
     several = isinstance(label_column, (list, tuple))
     label_columns = list(label_column) if several else [label_column]
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]

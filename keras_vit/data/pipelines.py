@@ -7,7 +7,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.config import Preprocessing
-from keras_vit.data.arguments import inputs_of, labels_of, refuse_removed
+from keras_vit.data.arguments import input_options, kind_of_batch_labels, refuse_removed
 from keras_vit.data.augment import Policy, augmentation
 from keras_vit.data.broken import BrokenImages, in_place
 from keras_vit.data.crop import Crop
@@ -115,14 +115,14 @@ def pipeline(
         ValueError: If arguments do not fit each other or the source, or no image decodes.
     """
     refuse_removed(removed, preprocessing)
-    inputs = inputs_of(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
+    inputs = input_options(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
     record = inputs["preprocessing"]
     image_size = arguments.pair("image_size", inputs["image_size"])
     channels = arguments.positive_int("channels", inputs["channels"])
     record.check_channels(channels)
     augmented = augmentation(augment)
     policy = augmented.policy
-    labels = labels_of(source, labels, augmented)
+    labels = kind_of_batch_labels(source, labels, augmented)
     shuffle = training if shuffle is None else shuffle
     shuffle_buffer = 10_000 if isinstance(shuffle, bool) else shuffle
     for name, count in (("batch_size", batch_size), ("num_shards", num_shards), ("shuffle", shuffle_buffer)):

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keras_vit import arguments
-from keras_vit.data.folder import image_files_of
+from keras_vit.data.folder import image_files_in
 from keras_vit.data.source import logger
 from keras_vit.files import replacing
 from keras_vit.images.files import read_pixels
@@ -56,7 +56,7 @@ def resize_folder(
     if out.resolve().is_relative_to(path.resolve()):
         raise arguments.invalid("out", f"a folder outside {str(path)!r}", str(out))
 
-    files = image_files_of(path)
+    files = image_files_in(path)
     if clash := {_jpeg(file) for file in files if _jpeg(file) != file} & set(files):
         raise ValueError(f"Expected no files whose names are others' with .jpg. Received: {sorted(clash)[:10]}")
 

@@ -9,7 +9,7 @@ from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
 from keras_vit.data.tfds import load
 from keras_vit.files import absent
-from keras_vit.images.table import Part, columns_of, real
+from keras_vit.images.table import Part, read_columns, real
 
 
 def folds(
@@ -33,7 +33,7 @@ def folds(
     >>> [sorted(validation["label"]) for _, validation in keras_vit.data.folds(table, 2)]
     [['cat', 'dog'], ['cat', 'dog']]
     """
-    columns, lines, _ = columns_of(frame)
+    columns, lines, _ = read_columns(frame)
     num_rows = len(next(iter(columns.values()), []))
     if isinstance(k, bool) or not isinstance(k, int) or not 2 <= k <= num_rows:
         raise ValueError(f"Expected `k` to be an integer from 2 to the {num_rows} rows. Received: {k!r}")
@@ -107,9 +107,9 @@ def splits(
         received = ", ".join(f"{name}={str(of_tables[name])!r}" for name in useless)
         raise ValueError(f"Expected `{useless[0]}` only with a CSV file. Received: {received} with {str(data)!r}")
     if path.is_dir():
-        return _of_folder(path, holdout)
+        return _splits_from_folder(path, holdout)
     if path.is_file() and is_table:
-        return _of_table(path, path.parent if images is None else images, holdout, columns)
+        return _splits_from_table(path, path.parent if images is None else images, holdout, columns)
     if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
         received = repr(str(data)) if path.exists() else absent(data)
         raise FileNotFoundError(
@@ -127,7 +127,7 @@ def splits(
     return make
 
 
-def _of_folder(path, holdout):
+def _splits_from_folder(path, holdout):
     found = {name.lower(): path / name for name in folders_in(path)}
     trains, tests = ([found[name] for name in names if name in found] for names in (TRAIN_FOLDERS, TEST_FOLDERS))
     if trains and tests:
@@ -160,8 +160,8 @@ def _two_folders(train, test):
     return make
 
 
-def _of_table(path, directory, holdout, columns):
-    (table, lines, _), column = columns_of(path), columns["label_column"]
+def _splits_from_table(path, directory, holdout, columns):
+    (table, lines, _), column = read_columns(path), columns["label_column"]
     if column not in table:
         raise ValueError(
             f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}: name another with "

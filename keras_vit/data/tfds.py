@@ -65,11 +65,11 @@ def load(
     config = tfds.ReadConfig(add_tfds_id=True, try_autocache=False)
     records = builder.as_dataset(split=tfds_split, decoders=decoders, read_config=config, shuffle_files=False)
 
-    def record_of(record):
+    def task_record(record):
         label = task.label(record) if callable(task.label) else record[task.label]
         return {"name": record["tfds_id"], "image": _scaled(record["image"], task.gain), "label": label}
 
-    records = records.map(record_of)
+    records = records.map(task_record)
     feature = None if callable(task.label) else features[task.label]
     class_names, num_classes = getattr(feature, "names", ()), task.num_classes or getattr(feature, "num_classes", None)
     _check(records, name, split, num_classes)

@@ -12,7 +12,7 @@ from keras_vit.distillation.teacher import FrozenTeacher
 from keras_vit.models.backbone import HEADS
 from keras_vit.models.family import cut_from
 from keras_vit.models.wrapper import TrainingWrapper
-from keras_vit.prediction.classes import activation_of
+from keras_vit.prediction.classes import output_activation
 
 # The running step, "training" or "evaluation". Each thread has a value, as TensorFlow has one thread per replica.
 _STEP = contextvars.ContextVar("step", default=None)
@@ -81,7 +81,7 @@ class Distiller(TrainingWrapper):
             raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
         # `compile` uses the student's policy to decide if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
-        self.kind = arguments.one_of("kind", kind, ("hard", "soft"))
+        self.kind = arguments.choice("kind", kind, ("hard", "soft"))
         self.alpha = arguments.number("alpha", alpha)
         if not 0 <= self.alpha <= 1:
             raise arguments.invalid("alpha", "a number in [0, 1]", alpha)
@@ -190,7 +190,7 @@ def _heads(student):
         raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
     logits = [student.get_layer(name).output for name in HEADS] if distilled else student.outputs * 2
     output = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
-    if activation_of(keras.Model(student.inputs, output)) is None:
+    if output_activation(keras.Model(student.inputs, output)) is None:
         raise ValueError(
             "Expected `student` to give logits: build it with classifier_activation=None. "
             f"Received: {student.name!r}, which ends in a softmax or sigmoid"

@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import carrier_of
-from keras_vit.prediction.classes import activation_of
-from keras_vit.prediction.preprocessing import normalization_of
+from keras_vit.config import find_normalization
+from keras_vit.prediction.classes import output_activation
+from keras_vit.prediction.preprocessing import require_normalization
 
 
 def raw_images(images, model: keras.Model):
@@ -26,7 +26,7 @@ def raw_images(images, model: keras.Model):
     255.0
     >>> to_teacher = lambda images: keras.applications.resnet.preprocess_input(raw_images(images, student))
     """
-    return normalization_of(model).raw_images(images)
+    return require_normalization(model).raw_images(images)
 
 
 class FrozenTeacher:
@@ -40,7 +40,7 @@ class FrozenTeacher:
         outputs = getattr(teacher, "outputs", None) or ()
         if len(outputs) > 1:
             raise ValueError(f"Expected `teacher` to have one output. Received: {len(outputs)} of {teacher.name!r}")
-        if from_logits and outputs and activation_of(teacher) is None:
+        if from_logits and outputs and output_activation(teacher) is None:
             why = f"since {teacher.name!r} ends in a softmax or sigmoid"
             raise ValueError(f"Expected `teacher_from_logits=False`, {why}. Received: {from_logits!r}")
         self.input_shape = _input_shape(teacher)
@@ -78,7 +78,7 @@ class FrozenTeacher:
                 f"Expected `teacher_preprocessing`, since the student's images have {channels} channels and the "
                 f"teacher's {expected}. Received: teacher_preprocessing=None"
             )
-        theirs, ours = carrier_of(self.model), carrier_of(student)
+        theirs, ours = find_normalization(self.model), find_normalization(student)
         rescale = None not in (theirs, ours) and _constants(theirs) != _constants(ours)
 
         def convert(images):

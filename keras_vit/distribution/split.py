@@ -42,7 +42,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
             raise arguments.invalid("distribution", f"one of {', '.join(KINDS)} for several processes", kind)
         yield Split()
         return
-    arguments.one_of("distribution", kind, KINDS)
+    arguments.choice("distribution", kind, KINDS)
     if model_devices is not None and "tensor" not in kind:
         raise arguments.invalid("model_devices", f"None with distribution={kind!r}", model_devices)
     backend = keras.backend.backend()

@@ -13,10 +13,10 @@ from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import outputs_and_classes
 from keras_vit.files import replacing
 from keras_vit.images.figures import finish, new_figure
-from keras_vit.prediction.classes import classes_of, mean_probabilities, prediction_activation
+from keras_vit.prediction.classes import ids_and_names, mean_probabilities, prediction_activation
 from keras_vit.prediction.inputs import to_numpy
 from keras_vit.prediction.outputs import image_batches
-from keras_vit.prediction.preprocessing import normalization_of
+from keras_vit.prediction.preprocessing import require_normalization
 
 
 def classification_report(
@@ -48,7 +48,7 @@ def classification_report(
     (0.75, [1.0, 0.0], [[3, 0], [1, 0]])
     """
     arguments.non_negative_int("num_mistakes", num_mistakes)
-    names, activation = [name for _, name in classes_of(model)], prediction_activation(model)
+    names, activation = [name for _, name in ids_and_names(model)], prediction_activation(model)
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("model", "a classifier of two or more classes that exclude each other", model.name)
     outputs, labels = outputs_and_classes(model, data, batch_size, verbose)
@@ -82,7 +82,7 @@ def _images_at(model, data, indices, batch_size):
         start += len(batch)
     if not wanted:
         return np.zeros((0, *model.input_shape[1:]))
-    return to_numpy(normalization_of(model).raw_images(np.stack([found[i] for i in indices.tolist()])))
+    return to_numpy(require_normalization(model).raw_images(np.stack([found[i] for i in indices.tolist()])))
 
 
 def report_text(report):

@@ -9,9 +9,9 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_features, class_order, in_order, integer_labels, invalid
 from keras_vit.models.backbone import head_inputs, head_within
 from keras_vit.models.family import cut_from
-from keras_vit.prediction.classes import names_of
+from keras_vit.prediction.classes import fitting_class_names
 from keras_vit.prediction.inputs import is_arrays, sliced, to_numpy
-from keras_vit.prediction.outputs import check_one_input, finite_batches, outputs_of
+from keras_vit.prediction.outputs import check_one_input, finite_batches, predict_batches
 
 
 def extract_features(
@@ -79,7 +79,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
     check_one_input(model)
     batches, steps = _batches(data, batch_size)
 
-    def images_of():
+    def images_alone():
         for batch in batches:
             if not isinstance(batch, (tuple, list)):
                 raise invalid("data", "batches of (images, labels)", f"{type(batch).__name__} batches without labels")
@@ -90,12 +90,12 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
             labels.append(batch_labels)
             yield images
 
-    return outputs_of(model, images_of(), steps, verbose), np.concatenate(labels)
+    return predict_batches(model, images_alone(), steps, verbose), np.concatenate(labels)
 
 
 def outputs_and_classes(model, data, batch_size, verbose):
     """Returns `outputs_and_labels`; matches the labels with the model's classes by name if both have names."""
-    order = class_order(getattr(data, "class_names", None), names_of(model), "the model")
+    order = class_order(getattr(data, "class_names", None), fitting_class_names(model), "the model")
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
     return outputs, in_order(labels, order)
 
@@ -103,7 +103,7 @@ def outputs_and_classes(model, data, batch_size, verbose):
 def _feature_model(model, layer):
     is_graph = isinstance(model, (keras.Function, keras.Sequential))
     if layer is not None:
-        arguments.one_of("layer", layer, [own.name for own in model.layers] if is_graph else [])
+        arguments.choice("layer", layer, [own.name for own in model.layers] if is_graph else [])
         outputs = [model.get_layer(layer).output]
     else:
         outputs = head_inputs(model) if is_graph else []

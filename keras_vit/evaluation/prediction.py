@@ -11,15 +11,15 @@ from keras_vit import arguments
 from keras_vit.evaluation.checks import invalid
 from keras_vit.models.family import cut_from
 from keras_vit.prediction.classes import (
-    activation_of,
     final_activation,
     mean_probabilities,
+    output_activation,
     outputs_named,
     prediction_activation,
 )
 from keras_vit.prediction.inputs import is_arrays, to_numpy
 from keras_vit.prediction.outputs import check_one_input, image_batches, outputs_of_views
-from keras_vit.prediction.preprocessing import normalization_of
+from keras_vit.prediction.preprocessing import require_normalization
 
 
 def predict(
@@ -142,7 +142,7 @@ def _joint_model(members, weights):
     for i, model in enumerate(members):
         # The members' names may be the same, so wrap each member in a model with another name.
         x = cut_from(model, model.inputs[0], model.outputs[0], name=f"member_{i}")(inputs)
-        if activation := activation_of(model):
+        if activation := output_activation(model):
             x = keras.layers.Activation(activation, dtype="float32", name=f"probabilities_{i}")(x)
         outputs.append(x)
     return keras.Model(inputs, WeightedAverage(weights, dtype="float32", name="average")(outputs), name="ensemble")
@@ -150,7 +150,7 @@ def _joint_model(members, weights):
 
 def _shared(model):
     """Returns {name: value} of the settings that all models of an ensemble must share."""
-    layer = normalization_of(model)
+    layer = require_normalization(model)
     # Models that scale raw images may differ in the scaling.
     scaling = {"mean": 0.0, "std": 1.0, "value_range": (0.0, 1.0)} if layer.apply else {}
     return {

@@ -40,13 +40,13 @@ def write_file(
     path = Path(path)
     if path.suffix != fmt.suffix:
         raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
-    arguments.one_of("precision", precision, fmt.precisions)
+    arguments.choice("precision", precision, fmt.precisions)
     if labels is not None and images is None:
         raise ValueError("Expected `images` where `labels` are given. Received: images=None")
     if precision == STATIC and (images is None or not len(images)):
         raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: none")
     batches = parity.probes(model)
-    given = [] if images is None else parity.batches_of(np.asarray(images, batches[0].dtype))
+    given = [] if images is None else parity.split_batches(np.asarray(images, batches[0].dtype))
     settings = {"precision": precision, "names": parity.output_names(model)}
     tolerance = fmt.tolerances.get(precision) if tolerance is None else tolerance
     return write_checked(fmt, model, path, settings, batches, given, labels, tolerance, overwrite, custom_module)
@@ -72,7 +72,7 @@ def write_checked(
     every, settings = [*batches, *given], settings | {"num_random": len(batches)}
     with _draft(path, overwrite) as draft:
         reduced = with_precision(model, precision)
-        wanted = [parity.outputs_of(reduced, batch) for batch in parity.shown(every, "Running the model")]
+        wanted = [parity.model_outputs(reduced, batch) for batch in parity.shown(every, "Running the model")]
         outputs = [y for ys in wanted for y in ys]
         parity.check_finite(reduced, outputs)
         if here:
@@ -84,7 +84,7 @@ def write_checked(
         change = None
         if given:
             # Only the first output is compared with the original model.
-            before = [parity.outputs_of(model, batch)[0] for batch in parity.shown(given, "Running the model")]
+            before = [parity.model_outputs(model, batch)[0] for batch in parity.shown(given, "Running the model")]
             after = [ys[0] for ys in received[len(batches) :]]
             change = accuracy_change(np.concatenate(before), np.concatenate(after), labels)
         size = sum(file.stat().st_size for file in draft.parent.rglob("*") if file.is_file())

@@ -5,7 +5,7 @@ import numpy as np
 
 from keras_vit.console import Progress
 from keras_vit.models.finite import non_finite_weights
-from keras_vit.prediction.inputs import range_of
+from keras_vit.prediction.inputs import input_range
 
 BATCH = 8
 
@@ -40,7 +40,7 @@ def probes(model: keras.Model) -> list[np.ndarray]:
         )
     (spec,) = inputs
     dtype = "float32" if spec.dtype in ("bfloat16", "float16") else spec.dtype
-    low, high = (range_of(model) or (-1, 1)) if "float" in dtype else (0, 255)
+    low, high = (input_range(model) or (-1, 1)) if "float" in dtype else (0, 255)
     rng = np.random.default_rng(0)
     batches = []
     # Tracing makes a batch size of 1 constant, so the first batch, which models are traced on, has 2 images.
@@ -67,18 +67,18 @@ def output_names(model: keras.Model) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name}_{i}" for i, name in enumerate(names)]
 
 
-def outputs_of(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
+def model_outputs(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
     """Returns the model's outputs in float32, as a flat list."""
     # On torch, predict_on_batch disables gradients. On other backends, it would compile for each batch size.
     torch = keras.backend.backend() == "torch"
     parts = []
-    for batch in batches_of(images):
+    for batch in split_batches(images):
         outputs = model.predict_on_batch(batch) if torch else model(batch, training=False)
         parts.append([keras.ops.convert_to_numpy(y).astype("float32") for y in keras.tree.flatten(outputs)])
     return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
 
 
-def batches_of(images: np.ndarray, size: int = BATCH) -> list[np.ndarray]:
+def split_batches(images: np.ndarray, size: int = BATCH) -> list[np.ndarray]:
     """Splits images into batches."""
     return [images[i : i + size] for i in range(0, len(images), size)]
 

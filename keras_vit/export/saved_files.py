@@ -63,7 +63,7 @@ def run_saved_model(folder, batches, settings):
     serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
     step = min(settings["server"]["max_batch_size"], parity.BATCH)
     for batch in batches:
-        answers = [serve(images=tf.constant(part)) for part in parity.batches_of(batch, step)]
+        answers = [serve(images=tf.constant(part)) for part in parity.split_batches(batch, step)]
         yield [np.concatenate([answer[name].numpy() for answer in answers]) for name in settings["names"]]
 
 

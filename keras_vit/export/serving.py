@@ -16,9 +16,9 @@ from keras_vit.export.formats import FORMATS
 from keras_vit.files import absent
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
-from keras_vit.prediction.classes import activation_of, classes_of
-from keras_vit.prediction.inputs import KEEP_SCALE, range_of
-from keras_vit.prediction.preprocessing import normalization_of
+from keras_vit.prediction.classes import ids_and_names, output_activation
+from keras_vit.prediction.inputs import KEEP_SCALE, input_range
+from keras_vit.prediction.preprocessing import require_normalization
 from keras_vit.prediction.taps import AttentionTaps
 
 # The image size of serving_bytes if the model takes any size.
@@ -108,8 +108,8 @@ def saved_model(
     path = Path(path)
     if not (path.name.isascii() and path.name.isdigit()):
         raise arguments.invalid("path", f"a folder named by a number, the version, as {str(path / '1')!r}", str(path))
-    height, width, channels = _input_of(model)
-    arguments.one_of("postprocess", postprocess, (None, "classify", "multi_label"))
+    height, width, channels = _input_size(model)
+    arguments.choice("postprocess", postprocess, (None, "classify", "multi_label"))
     limits = {"max_batch_size": max_batch_size, "max_pixels": max_pixels, "max_input_pixels": max_input_pixels}
     for name, value in (("top", top), *limits.items(), *(("warm_up", size) for size in warm_up)):
         arguments.positive_int(name, value)
@@ -127,17 +127,22 @@ def saved_model(
             f"Expected `image_size` of at most max_input_pixels={max_input_pixels} in all. Received: "
             f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels"
         )
-    server = {**limits, "image_size": size, "normalization": _constants_of(model, normalization), "postprocess": None}
+    server = {
+        **limits,
+        "image_size": size,
+        "normalization": _scaling_constants(model, normalization),
+        "postprocess": None,
+    }
     if postprocess is not None:
-        activation, classes = activation_of(model, postprocess), model.outputs[0].shape[-1]
-        names = read_labels([name for _, name in classes_of(model)] if labels is None else labels, classes)
+        activation, classes = output_activation(model, postprocess), model.outputs[0].shape[-1]
+        names = read_labels([name for _, name in ids_and_names(model)] if labels is None else labels, classes)
         server["postprocess"] = {"activation": activation, "labels": names, "top": min(top, classes)}
     elif labels is not None:
         raise ValueError('Expected postprocess="classify" or "multi_label" with `labels`. Received: postprocess=None')
     if warm_up and importlib.util.find_spec("tensorflow_serving") is None:
         raise ImportError("`warm_up` needs a package that is not installed: pip install tensorflow-serving-api")
     refuse_existing(path, overwrite)
-    low, high = (0, 255) if server["normalization"]["apply"] else (range_of(model) or (-1, 1))
+    low, high = (0, 255) if server["normalization"]["apply"] else (input_range(model) or (-1, 1))
     sample = np.random.default_rng(0).uniform(low, high, (2, *size, channels)).astype("float32")
     given = np.asarray([] if images is None else images, "float32")
     if images is not None and given.shape[1:] != sample.shape[1:]:
@@ -148,7 +153,9 @@ def saved_model(
     settings = {"precision": "float32", "server": server, "attention": attention, "warm_up": list(warm_up)}
     settings["names"] = _names_of_outputs(model, attention)
     options = {"overwrite": overwrite, "custom_module": custom_module}
-    return write_checked(FORMATS["saved_model"], model, path, settings, [sample], parity.batches_of(given), **options)
+    return write_checked(
+        FORMATS["saved_model"], model, path, settings, [sample], parity.split_batches(given), **options
+    )
 
 
 def read_labels(labels, num_classes):
@@ -165,7 +172,7 @@ def read_labels(labels, num_classes):
     return names
 
 
-def _input_of(model):
+def _input_size(model):
     """Returns the (height, width, channels) of the model's input."""
     shapes = [tuple(x.shape) for x in getattr(model, "inputs", None) or []]
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] is not None or shapes[0][-1] is None:
@@ -200,13 +207,13 @@ def _names_of_outputs(model, attention):
     return names
 
 
-def _constants_of(model, normalization):
+def _scaling_constants(model, normalization):
     """Returns the constants to scale images with."""
     if normalization is None:
         layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
         advice = f"Say how images are scaled: normalization={layer}"
         try:
-            normalization = normalization_of(model)
+            normalization = require_normalization(model)
         except ValueError as error:
             raise ValueError(f"{error} {advice}.") from error
         expected = "Expected a model whose images go straight to its `normalization` layer. Received: model"

@@ -46,7 +46,7 @@ class Server:
 
     def _serve_bytes(self, image_bytes):
         images, status, _ = self._read(image_bytes)
-        return self._of_good(self._outputs(self._scaled(images)), status)
+        return self._readable_rows(self._outputs(self._scaled(images)), status)
 
     def _serve_attention(self, image_bytes):
         images, status, seen = self._read(image_bytes)
@@ -55,12 +55,12 @@ class Server:
         # The patches may not cover the right and the bottom of the image.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
-        return self._of_good({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
+        return self._readable_rows({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
 
     def _read(self, image_bytes):
-        return self._reader(self._of_batch_size(tf.ensure_shape(image_bytes, (None,))))
+        return self._reader(self._check_batch_size(tf.ensure_shape(image_bytes, (None,))))
 
-    def _of_good(self, outputs, status):
+    def _readable_rows(self, outputs, status):
         """Returns the outputs, empty in rows that are not "ok", and the status by name."""
         for name, output in outputs.items():
             # JSON has no NaN, so use zeros, and -1 for no class.
@@ -72,7 +72,7 @@ class Server:
     def _checked(self, images):
         """Returns the images; fails if their rank, shape or size is wrong."""
         # Servers do not compare requests with the signature, and some kernels crash on a wrong rank.
-        images = self._of_batch_size(tf.ensure_shape(images, (None, *self._shape)))
+        images = self._check_batch_size(tf.ensure_shape(images, (None, *self._shape)))
         if None in self._shape[:2]:
             size = tf.cast(tf.shape(images)[1:3], "int64")
             allowed = tf.reduce_all(size > 0) & (tf.reduce_prod(size) <= self._max_input_pixels)
@@ -80,7 +80,7 @@ class Server:
             images = _asserting(allowed, [message, size], images)
         return images
 
-    def _of_batch_size(self, rows):
+    def _check_batch_size(self, rows):
         count, most = tf.shape(rows)[0], self._max_batch_size
         message = f"Expected 1 to {most} images in a request. Received:"
         return _asserting((count > 0) & (count <= most), [message, count], rows)

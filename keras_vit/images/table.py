@@ -23,7 +23,7 @@ class Part(dict):
         self.lines, self.whole = (what, [numbers[row] for row in chosen]), columns
 
 
-def columns_of(frame):
+def read_columns(frame):
     """Returns ({name: values}, lines, the folder of relative paths).
 
     `lines` names rows in errors: "row" or "line", and the number of each row.

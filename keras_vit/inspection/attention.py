@@ -126,7 +126,7 @@ def attention_rollout(
     2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8. The paper fuses heads by the mean, its code by the
     maximum.
     """
-    arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
+    arguments.choice("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
     taps, fuse = AttentionTaps(model, readout), FUSIONS[head_fusion]
 

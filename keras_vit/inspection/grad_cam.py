@@ -3,7 +3,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.inspection.gradients import batches_and_classes, class_weights, gradients
-from keras_vit.models.graph import call_of
+from keras_vit.models.graph import producing_call
 from keras_vit.prediction.taps import onward, sublayers, taps, to_numpy
 
 
@@ -33,10 +33,10 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
     """
     source = _source(model, layer)
     pairs = batches_and_classes(model, images, classes, batch_size)
-    return np.concatenate([_of_batch(model, source, batch, chosen) for batch, chosen in pairs])
+    return np.concatenate([_grad_cam_batch(model, source, batch, chosen) for batch, chosen in pairs])
 
 
-def _of_batch(model, source, inputs, classes):
+def _grad_cam_batch(model, source, inputs, classes):
     """Returns the Grad-CAM of a batch at the output of the layer `source`."""
     outputs, entering = taps(model, (inputs,), [source])
     weights, rest = class_weights(outputs, classes), onward(model, (inputs,), source)
@@ -71,4 +71,4 @@ def _source(model, name):
             "Expected a model with a layer of type GlobalAveragePooling2D, or the name of a layer in `layer`; for a "
             f"ViT, use gradient_rollout. Received: model {model.name!r}, layer=None"
         )
-    return call_of(poolings[-1].input)[0]
+    return producing_call(poolings[-1].input)[0]

@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.inspection.inputs import batches, class_indices
-from keras_vit.prediction.classes import names_of
+from keras_vit.prediction.classes import fitting_class_names
 from keras_vit.prediction.taps import AttentionTaps, attention_weights, onward, to_numpy
 
 
@@ -51,7 +51,7 @@ def batches_and_classes(model, images, classes, batch_size):
     parts = batches(model, images, batch_size)
     if classes is not None:
         number = len(keras.tree.flatten(images)[0])
-        classes = class_indices("classes", classes, names_of(model))
+        classes = class_indices("classes", classes, fitting_class_names(model))
         if classes.shape not in ((), (number,)):
             raise ValueError(
                 f"Expected `classes` to be one integer, or one for each of {number} images. Received: shape "
@@ -84,7 +84,7 @@ def _rollout(taps, inputs, classes):
             return ops.sum(ops.cast(y, "float32") * weight)
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
-        of_scores = _of_scores(block.attention, block.norm_1(tokens), change)
+        of_scores = _score_gradient(block.attention, block.norm_1(tokens), change)
         positive = np.maximum(to_numpy(attention_weights(block, tokens, **options)) * of_scores, 0).mean(axis=1)
         row = row + np.einsum("bq,bqk->bk", row, positive)
         later = block
@@ -104,7 +104,7 @@ def class_weights(outputs, classes):
     return ops.convert_to_tensor(np.eye(num_classes, dtype="float32")[classes])
 
 
-def _of_scores(attention, tokens, gradient):
+def _score_gradient(attention, tokens, gradient):
     """Converts the gradient of an attention layer's output to the gradient of its attention weights, in NumPy."""
     value = to_numpy(attention.project(tokens)[2]).transpose(0, 2, 1, 3)
     # The output projection takes the concatenated heads A V.

@@ -25,7 +25,7 @@ def patch_layout(model: keras.Model, images) -> PatchLayout:
     return taps.layout
 
 
-def pictures_of(model, images):
+def raw_pictures(model, images):
     """Undoes a model's preprocessing; returns images in [0, 255], (batch, height, width, channels), float32."""
     taps = AttentionTaps(model)
     taps.run(images)

@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.images.figures import displayable
 from keras_vit.images.tensorboard import TensorBoardPictures
 from keras_vit.inspection.attention import FUSIONS, attention_rollout
-from keras_vit.inspection.inputs import pictures_of
+from keras_vit.inspection.inputs import raw_pictures
 
 
 def attention_overlay(images, attention) -> np.ndarray:
@@ -82,12 +82,12 @@ class TensorBoardAttention(TensorBoardPictures):
         model: keras.Model | None = None,
     ):
         super().__init__(log_dir, images, every)
-        self.head_fusion = arguments.one_of("head_fusion", head_fusion, tuple(FUSIONS))
+        self.head_fusion = arguments.choice("head_fusion", head_fusion, tuple(FUSIONS))
         self.watched = model
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
-        self._pictures = pictures_of(self.watched or self.model, self.images)
+        self._pictures = raw_pictures(self.watched or self.model, self.images)
 
     def pictures(self):
         attention = attention_rollout(self.watched or self.model, self.images, self.head_fusion)

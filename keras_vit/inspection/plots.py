@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_vit.images.figures import finish, new_panels, show
 from keras_vit.inspection.inputs import class_indices
-from keras_vit.prediction.classes import classes_of
+from keras_vit.prediction.classes import ids_and_names
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
@@ -67,7 +67,7 @@ def plot_predictions(
     >>> keras_vit.inspection.plot_predictions(images, labels, probabilities, model)  # doctest: +SKIP
     """
     if isinstance(class_names, keras.Model):
-        class_names = [name for _, name in classes_of(class_names)]
+        class_names = [name for _, name in ids_and_names(class_names)]
     images = np.asarray(ops.convert_to_numpy(images))
     labels = class_indices("labels", labels, class_names)
     probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")

@@ -24,7 +24,7 @@ from keras_vit.inspection.weights import (
     position_similarity,
 )
 from keras_vit.layers import PositionEmbedding
-from keras_vit.prediction.classes import gives_features, postprocess_of
+from keras_vit.prediction.classes import gives_features, postprocess_kind
 from keras_vit.prediction.classify import classify, read_image
 from keras_vit.prediction.preprocessing import scaled
 from keras_vit.prediction.taps import AttentionTaps, sublayers
@@ -84,7 +84,7 @@ def write_report(
     # Missing folders and unreadable images raise before the computation starts.
     with replacing(path) as temporary:
         arrays = [read_image(image, model) for image in images]
-        body = "\n".join([*_of_images(taps, images, arrays, top), *_of_model(model, notes)])
+        body = "\n".join([*_image_sections(taps, images, arrays, top), *_model_sections(model, notes)])
         temporary.write_text(
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
             f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n",
@@ -93,7 +93,7 @@ def write_report(
     return path
 
 
-def _of_images(taps, paths, arrays, top):
+def _image_sections(taps, paths, arrays, top):
     model, distances = taps.model, []
     yield "<h2>Images</h2>"
     # Images may have different sizes, so process them one by one.
@@ -108,7 +108,7 @@ def _of_images(taps, paths, arrays, top):
         best = None
         # The table of classes needs a single output of shape (batch, classes).
         is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
-        if is_vector and postprocess_of(model) is not None and not gives_features(model):
+        if is_vector and postprocess_kind(model) is not None and not gives_features(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
             best = classes[0][1]
             yield _predictions(classes)
@@ -138,7 +138,7 @@ def _of_images(taps, paths, arrays, top):
     )
 
 
-def _of_model(model, notes):
+def _model_sections(model, notes):
     yield "<h2>Position embeddings</h2>"
     if sublayers(model, PositionEmbedding):
         yield _figure(

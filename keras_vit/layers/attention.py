@@ -9,7 +9,7 @@ from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.kernels import attend, attend_unfused, dense
-from keras_vit.layers.placement import layout_of, placed
+from keras_vit.layers.placement import active_layout, placed
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
@@ -87,7 +87,7 @@ class MultiHeadSelfAttention(CompositeLayer):
             arguments.positive_int, "max_relative_distance", max_relative_distance
         )
         self.use_bias, self.key_bias, self.output_norm = bool(use_bias), bool(key_bias), bool(output_norm)
-        self.rotary_layout = arguments.one_of("rotary_layout", rotary_layout, (None, *LAYOUTS))
+        self.rotary_layout = arguments.choice("rotary_layout", rotary_layout, (None, *LAYOUTS))
         self.seed = seed
         self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
         self.input_spec = keras.layers.InputSpec(ndim=3)
@@ -186,7 +186,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
-        if layout_of("heads of a kernel") is None or self.quantization_mode:
+        if active_layout("heads of a kernel") is None or self.quantization_mode:
             shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
             qkv = ops.unstack(ops.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
             # If the split comes first, PyTorch copies the gradients only once, into the gradient of the projection.
@@ -248,7 +248,7 @@ class _KeysWithoutBias(Dense):
 
     def bias_without_keys(self):
         """Returns the bias with zeros for the keys."""
-        return ops.convert_to_tensor(self.bias) - self._of_keys()
+        return ops.convert_to_tensor(self.bias) - self._key_bias()
 
     def quantize(self, mode=None, type_check=True, **kwargs):
         return super().quantize(mode, type_check=False, **kwargs)
@@ -256,9 +256,9 @@ class _KeysWithoutBias(Dense):
     def quantized_call(self, *args, **kwargs):
         # Keras' quantized call adds the whole bias.
         outputs = super().quantized_call(*args, **kwargs)
-        return outputs - ops.cast(self._of_keys(), outputs.dtype)
+        return outputs - ops.cast(self._key_bias(), outputs.dtype)
 
-    def _of_keys(self):
+    def _key_bias(self):
         """Returns the bias, with zeros for queries and values."""
         query, key, value = ops.split(ops.convert_to_tensor(self.bias), 3)
         return ops.concatenate([ops.zeros_like(query), key, ops.zeros_like(value)])

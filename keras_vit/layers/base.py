@@ -52,7 +52,7 @@ class Layer(keras.layers.Layer):
             self.build(*input_shapes)
         inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
         output = keras.tree.flatten(self.compute_output_spec(*inputs))[0]
-        return costs.total(costs.steps_of(self, inputs, {}, output))
+        return costs.total(costs.operation_steps(self, inputs, {}, output))
 
     def cost_steps(self, input_shape, **call_arguments):
         """Returns (name, multiply-adds, kept activations) of each step, for a batch axis of 1.

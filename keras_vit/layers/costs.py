@@ -44,7 +44,7 @@ UNKNOWN_OPERATIONS = (
 )
 
 
-def steps_of(operation, args, kwargs, output):
+def operation_steps(operation, args, kwargs, output):
     """Returns the `Step`s of a layer or `keras.Operation` that is called on symbolic tensors and returns `output`."""
     x, kind = _tensors((args, kwargs))[0], type(operation).__name__
     if hasattr(operation, "cost_steps"):
@@ -86,7 +86,7 @@ def _steps_inside(layer, args, kwargs):
         outputs = operation(*args, **kwargs)
         flat, kind = keras.tree.flatten(outputs), type(operation).__name__
         name = operation.name if isinstance(operation, keras.layers.Layer) else kind.lower()
-        steps_here = steps_of(operation, args, kwargs, flat[0])
+        steps_here = operation_steps(operation, args, kwargs, flat[0])
         inputs = [x for x in _tensors((args, kwargs)) if "float" in x.dtype and id(x) not in without_gradient]
         if kind == "StopGradient" or not inputs:
             without_gradient.update(map(id, flat))

@@ -91,7 +91,7 @@ class PatchEmbedding(Layer):
         super().__init__(**kwargs)
         self.hidden_dim = arguments.positive_int("hidden_dim", hidden_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
-        self.method = arguments.one_of("method", method, ("unfold", "conv"))
+        self.method = arguments.choice("method", method, ("unfold", "conv"))
         self.use_bias = bool(use_bias)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

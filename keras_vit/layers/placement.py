@@ -6,7 +6,7 @@ def placed(tensor, name):
 
     Returns the tensor unchanged if there is no layout, or if a split side is not divisible by its mesh axis.
     """
-    layout = layout_of(name)
+    layout = active_layout(name)
     if layout is None:
         return tensor
     sizes = dict(zip(layout.device_mesh.axis_names, layout.device_mesh.shape, strict=True))
@@ -15,7 +15,7 @@ def placed(tensor, name):
     return keras.distribution.distribute_tensor(tensor, layout)
 
 
-def layout_of(name):
+def active_layout(name):
     """Returns the `keras.distribution.TensorLayout` of a name in the active distribution, or None."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.get_tensor_layout(name)

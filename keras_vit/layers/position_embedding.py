@@ -56,8 +56,8 @@ class PositionEmbedding(Layer):
     ):
         super().__init__(**kwargs)
         self.grid_size = arguments.pair("grid_size", grid_size)
-        self.method = arguments.one_of("method", method, tuple(METHODS))
-        self.interpolation = arguments.one_of("interpolation", interpolation, POSITION_METHODS)
+        self.method = arguments.choice("method", method, tuple(METHODS))
+        self.interpolation = arguments.choice("interpolation", interpolation, POSITION_METHODS)
         self.patch_size = arguments.optional(arguments.pair, "patch_size", patch_size)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         if num_prefix_positions is None:

@@ -59,7 +59,7 @@ class RotaryEmbedding(Layer):
     def __init__(self, kind, head_dim, patch_size, grid_size=None, **kwargs):
         # Angles are too inexact in lower precision.
         super().__init__(**{**kwargs, "dtype": "float32"})
-        self.kind = arguments.one_of("kind", kind, tuple(KINDS))
+        self.kind = arguments.choice("kind", kind, tuple(KINDS))
         self.head_dim = arguments.positive_int("head_dim", head_dim)
         # Each of the two axes rotates pairs of channels.
         if head_dim % 4:
@@ -75,7 +75,9 @@ class RotaryEmbedding(Layer):
         """Returns the cosines and sines for a grid of (rows, columns)."""
         kind, (rows, columns) = KINDS[self.kind], grid_size
         own = self.grid_size or (None, None)
-        by_row, by_column = (self._of_axis(kind, length, scaled) for length, scaled in zip(grid_size, own, strict=True))
+        by_row, by_column = (
+            self._axis_angles(kind, length, scaled) for length, scaled in zip(grid_size, own, strict=True)
+        )
         quarter = self.head_dim // 4
         by_row = ops.broadcast_to(by_row[:, None], (rows, columns, quarter))
         by_column = ops.broadcast_to(by_column[None], (rows, columns, quarter))
@@ -87,7 +89,7 @@ class RotaryEmbedding(Layer):
             angles = ops.repeat(angles, 2, axis=-1)
         return ops.stack([ops.cos(angles), ops.sin(angles)], axis=1)
 
-    def _of_axis(self, kind, length, scaled):
+    def _axis_angles(self, kind, length, scaled):
         """Returns the angles of each position along one axis, (length, head_dim / 4)."""
         quarter = self.head_dim // 4
         # PyTorch cannot compile NumPy's arrays.

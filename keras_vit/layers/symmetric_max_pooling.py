@@ -31,7 +31,7 @@ class SymmetricMaxPooling2D(Layer):
         if self.pool_size % 2 == 0:
             raise arguments.invalid("pool_size", "an odd number", pool_size)
         self.strides = arguments.positive_int("strides", strides)
-        self.padding = arguments.one_of("padding", padding, ("lowest", "zeros"))
+        self.padding = arguments.choice("padding", padding, ("lowest", "zeros"))
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def call(self, images):

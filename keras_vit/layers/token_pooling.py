@@ -32,7 +32,7 @@ class TokenPooling(Layer):
 
     def __init__(self, method, num_prefix_tokens=0, index=0, **kwargs):
         super().__init__(**kwargs)
-        self.method = arguments.one_of("method", method, ("token", "gap", "token_gap"))
+        self.method = arguments.choice("method", method, ("token", "gap", "token_gap"))
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         if method != "gap" and not self.num_prefix_tokens:
             raise ValueError(f"Expected at least 1 prefix token for {method=}. Received: num_prefix_tokens=0")

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import keras
 
-from keras_vit.config import carrier_of, config_of
+from keras_vit.config import config_of, find_normalization
 from keras_vit.models.catalog import FAMILIES
-from keras_vit.models.graph import call_of, is_graph, nodes_before, operations_before
+from keras_vit.models.graph import is_graph, nodes_before, operations_before, producing_call
 
 # The heads of the class token and of the distillation token.
 HEADS = ("head", "head_dist")
@@ -22,7 +22,7 @@ class Parts(NamedTuple):
     models: list  # the model, and the nested models that contain the backbone
 
 
-def parts_of(model):
+def find_parts(model):
     """Returns the `Parts` of a model that is, extends or contains a backbone; raises unless there is exactly one."""
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
@@ -53,7 +53,7 @@ def parts_of(model):
 
 def _parts_or_none(model):
     try:
-        return parts_of(model)
+        return find_parts(model)
     except ValueError:
         return None
 
@@ -68,7 +68,7 @@ def head_inputs(model):
         id(x): x
         for operation, inputs in nodes_before(model.outputs)
         for x in inputs
-        if id(operation) not in own and id(call_of(x)[0]) in own
+        if id(operation) not in own and id(producing_call(x)[0]) in own
     }
     return list(found.values())
 
@@ -102,11 +102,11 @@ def _last_with_weights(tensors):
 
 def _blocks(model):
     """Returns the model's blocks, in order, without the blocks of nested models."""
-    names = config_of(model).block_names if carrier_of(model) is not None else ()
+    names = config_of(model).block_names if find_normalization(model) is not None else ()
     return [layer for layer in model.layers if layer.name in names]
 
 
-def blocks_of(model, family=None):
+def find_blocks(model, family=None):
     """Returns the blocks of a model or submodel, in order; raises if it has none or is not of this family."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []
     if not blocks or family not in (None, config_of(model).family):

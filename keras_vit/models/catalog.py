@@ -87,7 +87,7 @@ def recognise(keys, container, facts):
     """Returns the Source of a file, from its keys, container and facts, or None."""
     keys = list(dict.fromkeys(unwrapped(key) for key in keys))
     if container == "huggingface":
-        return _of_model_type(facts["config"].get("model_type"))
+        return _source_for_model_type(facts["config"].get("model_type"))
     for family in FAMILIES.values():
         found = family.recognise(keys, container, facts)
         # Keras' own files may have the keys of keras.applications.
@@ -97,7 +97,7 @@ def recognise(keys, container, facts):
     return KERAS if KERAS.recognises(keys) else None
 
 
-def _of_model_type(model_type):
+def _source_for_model_type(model_type):
     """Returns the Source of a transformers folder with this model_type; raises if its models are not read."""
     known = {name: source for source in sources().values() for name in source.model_types}
     if model_type in known:

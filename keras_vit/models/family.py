@@ -212,7 +212,11 @@ def build(family, variant, given, defaults=None, function=None):
     weights = given.pop("weights", None)
     given |= given.pop("fields", {})
     fields, options = family.split(given, function)
-    options = {"name": family.config.model_name_of(variant), **family.config.training_options_of(variant), **options}
+    options = {
+        "name": family.config.variant_model_name(variant),
+        **family.config.training_options_for(variant),
+        **options,
+    }
     if weights is not None:
         # Imported late, because `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 
 from keras_vit.layers import PatchEmbedding, PositionEmbedding
-from keras_vit.models.backbone import blocks_of
+from keras_vit.models.backbone import find_blocks
 from keras_vit.models.graph import nodes_before
 
 
@@ -52,7 +52,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
 
 
 def _layers_to_fold(model):
-    blocks_of(model, "vit")
+    find_blocks(model, "vit")
     normalization, embedding = model.get_layer("normalization"), model.get_layer("patch_embedding")
     if not normalization.apply or normalization.folded or embedding.compute_dtype != "float32":
         raise ValueError(

@@ -5,7 +5,7 @@ import keras
 from keras_vit.layers import MLP, TokenPooling, TransformerBlock
 
 
-def call_of(tensor):
+def producing_call(tensor):
     """Returns a symbolic tensor's call: (operation, index of the call, input tensors, index of this output)."""
     # Keras has no public way from a tensor to its call, because `layer.input` belongs to the layer's first call.
     operation, node_index, tensor_index = tensor._keras_history
@@ -16,7 +16,7 @@ def nodes_before(tensors):
     """Yields (operation, input tensors) of each call that symbolic tensors depend on, nearest first."""
     pending, seen = list(tensors), set()
     while pending:
-        operation, node_index, inputs, _ = call_of(pending.pop(0))
+        operation, node_index, inputs, _ = producing_call(pending.pop(0))
         if (id(operation), node_index) not in seen:
             seen.add((id(operation), node_index))
             yield operation, inputs

@@ -18,7 +18,7 @@ from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.folders import ShardedFile
 from keras_vit.weights.report import LoadReport
 from keras_vit.weights.source import ENTRANCES
-from keras_vit.weights.tokens import weights_of
+from keras_vit.weights.tokens import weights_by_path
 
 # Settings of all families that are compared only if a file contains them.
 _SETTINGS = ("preprocessing", "classifier_activation", "token_merging")
@@ -47,10 +47,10 @@ def load_weights(
 
     Args:
         model: A model of any family of this package except VT-ResNet.
-        path: Path of the file: an .npz of the official code, big_vision or BiT; a state dict of timm or DeiT as
-            .safetensors or .pth (no code in it is run); a folder of timm or Hugging Face; Keras' .weights.h5; weights
-            of EfficientNets of keras.applications (.h5); or a checkpoint of TensorFlow 1, by its folder or its .index,
-            which needs TensorFlow. A hub's name also works, and its files are downloaded once:
+        path: Path of the file. It may be an .npz of the official code, big_vision or BiT, or a state dict of timm or
+            DeiT as .safetensors or .pth (no code in it is run). It may be a folder of timm or Hugging Face, Keras'
+            .weights.h5, or weights of EfficientNets of keras.applications (.h5). A checkpoint of TensorFlow 1 is given
+            by its folder or its .index, and needs TensorFlow. A hub's name also works, and its files are downloaded once:
             `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
             `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
@@ -111,8 +111,8 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
             "Load the weights into the model that fold_preprocessing was called on, and fold it again."
         )
-    here, config, sizes = fields_of(model), config_of(model), fields_of_file(file, found)
-    tables = [weight for weight in weights_of(model) if weight.endswith(TABLE)]
+    here, config, sizes = current_fields(model), config_of(model), fields_of_file(file, found)
+    tables = [weight for weight in weights_by_path(model) if weight.endswith(TABLE)]
     positions = {layer.name: layer for layer in model.layers}.get("position_embedding")
     layout = _layout(
         config,
@@ -170,17 +170,17 @@ def _differing_parts(there, own, found, here):
 def _layout(config, fields, grid, num_prefix_positions, position_interpolation, tables):
     """Returns the `Layout` of a model or checkpoint with these fields; `config` is a config or its class."""
     sizes = {name: fields.get(name) for name in config.sizes}
-    layout = *heads_of(fields), fields["num_classes"], grid, num_prefix_positions, position_interpolation, tables
+    layout = *head_sizes(fields), fields["num_classes"], grid, num_prefix_positions, position_interpolation, tables
     return Layout(*layout, sizes, config.describe(fields))
 
 
-def heads_of(fields):
+def head_sizes(fields):
     """Returns (num_heads, head_dim) from a dict of fields; None if there are no heads."""
     heads, width = fields.get("num_heads"), fields.get("hidden_dim")
     return heads, heads and width and width // heads
 
 
-def fields_of(model):
+def current_fields(model):
     """Returns the fields of a model's config, updated for layers that its user may have changed."""
     config, names = config_of(model), {layer.name: layer for layer in model.layers}
     if not FAMILIES[config.family].sources:
@@ -235,7 +235,7 @@ def describe(path, source=None):
     family, file = identify(open_file(path), source)
     found = read_config(file)
     count = sum(math.prod(shape) for shape in file.shapes.values())
-    unknown = [key for key in file.shapes if file.source.weight_of(key) is None]
+    unknown = [key for key in file.shapes if file.source.find_weight_path(key) is None]
     rows = {
         "file": file.path,
         "source": file.source.name,

@@ -1,7 +1,7 @@
 """Writes the README.md of a model on the Hugging Face hub."""
 
-from keras_vit.config import carrier_of, config_of
-from keras_vit.models.loading import fields_of
+from keras_vit.config import config_of, find_normalization
+from keras_vit.models.loading import current_fields
 
 _MOST_CLASS_NAMES = 50
 # The library that reads a format's folder, and the code for it.
@@ -13,7 +13,7 @@ _LOADING = {
 
 def model_card(model, name, repo, folder, format):
     """Returns the card of a model that is uploaded from `folder` to `repo`, and loaded by `name`."""
-    fields, config, preprocessing = fields_of(model), config_of(model), carrier_of(model).preprocessing
+    fields, config, preprocessing = current_fields(model), config_of(model), find_normalization(model).preprocessing
     size, class_names = model.input_shape[1:3], config.class_names or ()
     scale, mean, std = (
         ", ".join(f"{number:g}" for number in getattr(preprocessing, field)) for field in ("value_range", "mean", "std")

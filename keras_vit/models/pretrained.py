@@ -13,7 +13,7 @@ from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.family import changed, completed
 from keras_vit.models.loading import all_settings, fields_of_file, load_file, open_file
 from keras_vit.models.saved import read_saved, saved_file
-from keras_vit.models.vit.variants import architecture_of
+from keras_vit.models.vit.variants import architecture_name
 from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
 from keras_vit.weights.timm_config import state_architecture
@@ -105,7 +105,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
 
     The sizes are the variant's. The other settings are from `given`, else from the file, else from `defaults`.
     """
-    architecture = function or (architecture_of(variant) if family.name == "vit" else f"{family.builder}{variant}")
+    architecture = function or (architecture_name(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
     there, file = identify(open_file(zoo.local_path(weights, architecture)))
     if there is not family:
@@ -117,7 +117,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     if file.source.name == "keras":
         # Such a file was written by a model of this variant, and contains no settings.
         settings = vars(usual)
-    sizes = {name: getattr(usual, name) for name in family.config.sizes_of(variant)}
+    sizes = {name: getattr(usual, name) for name in family.config.variant_sizes(variant)}
     config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
     return _load(family, config, options, file, found, given)
 
@@ -133,8 +133,8 @@ def _defaults(family, file, found, variant):
         )
     found.forget("variant")
     usual = family.config.from_variant(variant)
-    found.put(f"{KNOWN} {variant}", name=family.config.model_name_of(variant))
-    return {name: getattr(usual, name) for name in (*family.config.sizes_of(variant), "image_size")}
+    found.put(f"{KNOWN} {variant}", name=family.config.variant_model_name(variant))
+    return {name: getattr(usual, name) for name in (*family.config.variant_sizes(variant), "image_size")}
 
 
 def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpolation=None):
@@ -151,9 +151,9 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
     if not all(given.get(n, found.get(n)) for n in ("num_classes", "distillation_token", "distillation_head")):
         found.forget("return_both_heads")
     known = fields_of_file(file, found)
-    variant = family.config.variant_of(known)
-    usual = {"name": found.get("name") or (family.config.model_name_of(variant) if variant else family.name)}
-    usual |= family.config.training_options_of(variant) if variant else {}
+    variant = family.config.variant_from_fields(known)
+    usual = {"name": found.get("name") or (family.config.variant_model_name(variant) if variant else family.name)}
+    usual |= family.config.training_options_for(variant) if variant else {}
     found.forget("name")
     size = family.config.usual_image_size(known)
     for name, value in {"image_size": (size, size), **defaults}.items():

@@ -208,7 +208,7 @@ class _Counter:
                 "Invalid value received for argument `model`. Expected layers whose output shape follows from that of "
                 f"their input. Received: {name!r}, a {kind}, which gives {first.shape}"
             )
-        found = costs.steps_of(operation, args, kwargs, first)
+        found = costs.operation_steps(operation, args, kwargs, first)
         width = np.dtype(getattr(operation, "compute_dtype", first.dtype)).itemsize
         steps = [Row(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in found]
         parameters = self.new_parameters(getattr(operation, "weights", ()))

@@ -10,11 +10,11 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import carrier_of, config_of
+from keras_vit.config import config_of, find_normalization
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import FamilyModel, changed
 from keras_vit.weights import resize
-from keras_vit.weights.tokens import weights_of
+from keras_vit.weights.tokens import weights_by_path
 
 # The files that a run writes to its folder at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
@@ -107,8 +107,10 @@ def _rebuilt(model, given):
         fields = {"return_both_heads": False, **fields}
     new_config = old.replace(**{**_tables(old, fields), **fields})
     new = family.make(new_config, **{"name": model.name, **options})
-    values, here = {}, weights_of(new)
-    there = {weight: variable for weight, variable in weights_of(model).items() if weight.split("/")[0] not in replaced}
+    values, here = {}, weights_by_path(new)
+    there = {
+        weight: variable for weight, variable in weights_by_path(model).items() if weight.split("/")[0] not in replaced
+    }
     for weight, variable in here.items():
         shape = tuple(variable.shape)
         if weight.split("/")[0] in replaced:
@@ -138,7 +140,7 @@ def _rebuilt(model, given):
 def _check_whole(model, config, given):
     """Raises if a model was cut before its head, or if its weights include the scaling of the images."""
     changes = ", ".join(given)
-    if carrier_of(model).folded:
+    if find_normalization(model).folded:
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights, to change {changes}. Received: "
             f"model {model.name!r}. Change the model that fold_preprocessing was called on, and fold it again."

@@ -10,15 +10,15 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import carrier_of, config_of
+from keras_vit.config import config_of, find_normalization
 from keras_vit.models.bit import transformers_folder as transformers_bit
 from keras_vit.models.catalog import FAMILIES
-from keras_vit.models.loading import allowed_settings, fields_of, heads_of
+from keras_vit.models.loading import allowed_settings, current_fields, head_sizes
 from keras_vit.models.model_card import model_card
 from keras_vit.models.vit import timm_folder, transformers_folder
 from keras_vit.models.vit.names.timm import TIMM_STEM
 from keras_vit.weights import hub
-from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_of
+from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_by_path
 from keras_vit.weights.transformers_config import write_folder
 from keras_vit.weights.write import write_npz, write_safetensors
 
@@ -39,9 +39,9 @@ def save_weights(
         path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
             `hf://owner/name[@branch][/file or folder]` they are uploaded, with a model card if there is no README.md; a
             missing repository is created as a public one.
-        format: "npz" for the official Flax code (TensorFlow for BiT), "big_vision" for an .npz that big_vision's `load`
-            reads, "timm" for a .safetensors state dict or, without this suffix, a folder that
-            `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model, or
+        format: "npz" for the official Flax code (TensorFlow for BiT). "big_vision" for an .npz that big_vision's `load`
+            reads. "timm" for a .safetensors state dict or, without this suffix, a folder that
+            `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model.
             "huggingface" for a folder of the transformers class that computes the same: of ViT, DeiT, I-JEPA, DINOv2,
             DINOv3, SigLIP, CLIP or BiT.
         allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
@@ -57,7 +57,7 @@ def save_weights(
     >>> keras_vit.save_weights(keras_vit.ViTTi16(), "ViT-Ti_16.npz")  # doctest: +SKIP
     >>> keras_vit.save_weights(keras_vit.ViTTi16(), "hf://me/vit", format="huggingface")  # doctest: +SKIP
     """
-    arguments.one_of("format", format, FORMATS)
+    arguments.choice("format", format, FORMATS)
     if hub.is_name(path):
         hub.upload(
             path,
@@ -66,7 +66,7 @@ def save_weights(
             lambda repo, folder: model_card(model, path, repo, folder, format),
         )
         return
-    fields, family = fields_of(model), FAMILIES[config_of(model).family]
+    fields, family = current_fields(model), FAMILIES[config_of(model).family]
     if format not in family.formats:
         known, what = " or ".join(map(repr, family.formats)), "formats" if len(family.formats) > 1 else "format"
         raise arguments.invalid("format", f"{known}, the only {what} of {family.name} models", format)
@@ -84,9 +84,9 @@ def save_weights(
         source = timm_folder.source_for(TIMM_STEM if record.stages == () else family.formats[format], record)
         _refuse(format, model, timm_folder.unwritten(record))
     if format == "huggingface" and is_vit:
-        kind = transformers_folder.kind_of(record)
+        kind = transformers_folder.matching_kind(record)
         source = kind.source.spelled_for(record)
-    variables = weights_of(model)
+    variables = weights_by_path(model)
     _check(model, format, source, fields, variables, allow, told=in_folder or format == "huggingface")
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     if not getattr(record, "key_bias", True):
@@ -166,7 +166,7 @@ def _check(model, format, source, fields, variables, allow, told):
             f"{', '.join(nameless[:10])}"
         )
     _refuse(format, model, _unwritten(model, source.name, fields))
-    num_heads, head_dim = heads_of(fields)
+    num_heads, head_dim = head_sizes(fields)
     if format in ("timm", "huggingface") and num_heads and head_dim * num_heads != fields["hidden_dim"]:
         raise ValueError(
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
@@ -176,7 +176,7 @@ def _check(model, format, source, fields, variables, allow, told):
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
     settings = {name: getattr(source, name) for name in names[2 if told else 0 :]}
     if format == "timm" and num_heads and not told:
-        settings |= timm_folder.settings_of(config_of(model))
+        settings |= timm_folder.timm_settings(config_of(model))
     allowed = allowed_settings(allow)
     for name, there in settings.items():
         here = fields.get(name)
@@ -191,7 +191,7 @@ def _check(model, format, source, fields, variables, allow, told):
 
 def _unwritten(model, source, fields):
     """Yields the properties of a model that affect its outputs and that the source's files cannot store."""
-    if carrier_of(model).folded:
+    if find_normalization(model).folded:
         yield "preprocessing folded into its patch embedding"
     config, pooling = config_of(model), fields.get("pooling")
     if source in ("timm", "timm_bit", "huggingface_bit") and len(fields.get("stages") or ()) > 4:
@@ -217,7 +217,7 @@ def _arrays(source, values, fields):
     parts = {}
     for weight, value in values.items():
         name = source.find(weight)
-        for key, array in zip(name.keys, name.codec.to_file(value, heads_of(fields)), strict=True):
+        for key, array in zip(name.keys, name.codec.to_file(value, head_sizes(fields)), strict=True):
             parts.setdefault(key, {})[name.codec.part] = array
     return {
         key: np.concatenate([found[i] for i in sorted(found)]) if len(found) > 1 else found[min(found)]
@@ -229,9 +229,9 @@ def _facts(model, record):
     """Returns the metadata for `from_pretrained` that arrays do not show."""
     return {
         "config": record.to_dict(),
-        "grid": fields_of(model).get("grid_size"),
+        "grid": current_fields(model).get("grid_size"),
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
-        "preprocessing": dataclasses.asdict(carrier_of(model).preprocessing),
+        "preprocessing": dataclasses.asdict(find_normalization(model).preprocessing),
     }
 
 

@@ -42,7 +42,7 @@ def list_weights(architecture: str | None = None) -> list[Row]:
     """
     if architecture is None:
         return list(ROWS.values())
-    arguments.one_of("architecture", architecture, _architectures())
+    arguments.choice("architecture", architecture, _architectures())
     return [row for row in ROWS.values() if row.architecture == architecture]
 
 
@@ -61,7 +61,7 @@ def _architectures():
 
 def table(rows, columns=("name", "params", "resolution", "classes", "top-1", "license", "source")):
     """Formats rows of `list_weights`, one per line; `columns` are keys of `COLUMNS`."""
-    values = [COLUMNS[arguments.one_of("columns", column, tuple(COLUMNS))] for column in columns]
+    values = [COLUMNS[arguments.choice("columns", column, tuple(COLUMNS))] for column in columns]
     return text_table(columns, [[value(row) for value in values] for row in rows], decimals=2, missing="-")
 
 
@@ -126,9 +126,11 @@ def _check(row, path):
     """Raises ValueError unless the file is a whole checkpoint of a Row's sizes."""
     family, file = identify(open_file(path), row.source)
     fields = fields_of_file(file, read_config(file))
-    named = "".join(filter(str.isalnum, family.config.name_of(fields) or ""))
+    named = "".join(filter(str.isalnum, family.config.name_from_fields(fields) or ""))
     expected = re.sub(
-        rf"{_ARCHITECTURE}(?:Distilled)?$", lambda found: f"ViT{_size_of(*found.groups())}{found[3]}", row.architecture
+        rf"{_ARCHITECTURE}(?:Distilled)?$",
+        lambda found: f"ViT{_size_name(*found.groups())}{found[3]}",
+        row.architecture,
     )
     if (named, fields["num_classes"]) != (expected, row.num_classes):
         what = family.config.describe(fields)
@@ -137,7 +139,7 @@ def _check(row, path):
         pass
 
 
-def _size_of(family, size, _):
+def _size_name(family, size, _):
     """Returns a name out of `SIZES`: "DINOv2G" for ("DINOv2", "G", "14"), "S" for ("DINOv2", "S", "14")."""
     return family + size if family + size in vit.SIZES else size
 
@@ -147,7 +149,7 @@ def _parameters(row):
     found = re.search(_ARCHITECTURE, row.architecture)
     if found is None:
         return None
-    width, num_layers, mlp_dim, _, gated = vit.SIZES[_size_of(*found.groups())]
+    width, num_layers, mlp_dim, _, gated = vit.SIZES[_size_name(*found.groups())]
     # The parameters of queries, keys, values and output, of the MLP, and of two norms.
     block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
     patch = int(found[3])

@@ -10,9 +10,9 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import carrier_of
+from keras_vit.config import find_normalization
 from keras_vit.models.backbone import gives_features
-from keras_vit.models.graph import call_of, is_graph
+from keras_vit.models.graph import is_graph, producing_call
 
 logger = logging.getLogger("keras_vit")
 
@@ -58,7 +58,7 @@ def decode_predictions(
     """
     if model is not None and not isinstance(model, keras.Model):
         raise arguments.invalid("model", "a keras.Model or None; the number of classes to name is top=", model)
-    classes = imagenet_classes() if model is None else classes_of(model)
+    classes = imagenet_classes() if model is None else ids_and_names(model)
     p = np.asarray(ops.convert_to_numpy(predictions), "float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
         advice = " Pass the model for other classes." if model is None else ""
@@ -66,7 +66,7 @@ def decode_predictions(
     top = checked_top(top, classes)
     # If each class has a separate sigmoid, rows need not sum to 1.
     separate = model is not None and (
-        p.shape[1] == 1 or postprocess_of(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
+        p.shape[1] == 1 or postprocess_kind(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
     )
     # The tolerance allows for a softmax in half precision.
     valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
@@ -93,33 +93,33 @@ def most_probable(probabilities, classes, top):
     return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(probabilities, best, strict=True)]
 
 
-def classes_of(model):
+def ids_and_names(model):
     """Returns `outputs_named` of a classifier; raises for a regression model."""
-    if postprocess_of(model) is None:
+    if postprocess_kind(model) is None:
         raise ValueError(f"Expected a model of classes. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
 
 
 def gives_classes(model):
-    """Returns True if `classes_of` can name the classes of a model."""
-    return _has_one_row(model) and not gives_features(model) and postprocess_of(model) is not None
+    """Returns True if `ids_and_names` can name the classes of a model."""
+    return _has_one_row(model) and not gives_features(model) and postprocess_kind(model) is not None
 
 
 def outputs_named(model):
     """Returns (id, name) per class or regression target: the model's names, ImageNet's for 1000 classes, or indices."""
-    num_classes = _output_of(model).shape[1]
-    if names := names_of(model):
+    num_classes = _only_output(model).shape[1]
+    if names := fitting_class_names(model):
         return [(str(i), name) for i, name in enumerate(names)]
     if gives_features(model):
         raise ValueError(f"Expected a model with a head. Received: model {model.name!r}, which outputs features.")
-    if num_classes == len(imagenet_classes()) and postprocess_of(model) is not None:
+    if num_classes == len(imagenet_classes()) and postprocess_kind(model) is not None:
         return imagenet_classes()
     return [(str(i), str(i)) for i in range(num_classes)]
 
 
-def names_of(model):
+def fitting_class_names(model):
     """Returns the class names of a model; None if there are none, or their number differs from the outputs."""
-    names = getattr(carrier_of(model), "class_names", None)
+    names = getattr(find_normalization(model), "class_names", None)
     if not _has_one_row(model):
         return None
     num_classes = model.outputs[0].shape[1]
@@ -130,30 +130,30 @@ def names_of(model):
     return names
 
 
-def activation_of(model, postprocess=None):
+def output_activation(model, postprocess=None):
     """Returns the activation that turns outputs into probabilities: "softmax", "sigmoid", or None if already applied.
 
     `postprocess` is "classify", "multi_label", or None for the model's task. A regression model has no activation.
     """
-    output = _output_of(model)
+    output = _only_output(model)
     if _activation_behind(output) is not None:
         return None
-    postprocess = postprocess_of(model) if postprocess is None else postprocess
+    postprocess = postprocess_kind(model) if postprocess is None else postprocess
     if postprocess is None:
         return None
     # The softmax of one number is always 1.
     return "sigmoid" if postprocess == "multi_label" or output.shape[1] == 1 else "softmax"
 
 
-def postprocess_of(model):
+def postprocess_kind(model):
     """Returns the postprocessing for a model's task: "classify", "multi_label", or None for regression."""
-    task = getattr(carrier_of(model), "task", "single_label")
+    task = getattr(find_normalization(model), "task", "single_label")
     return {"regression": None, "single_label": "classify"}.get(task, task)
 
 
 def prediction_activation(model):
-    """Returns `activation_of`; raises if the loss of a compiled model needs another activation."""
-    activation = activation_of(model)
+    """Returns `output_activation`; raises if the loss of a compiled model needs another activation."""
+    activation = output_activation(model)
     loss = getattr(model, "loss", None)
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     owners = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
@@ -170,8 +170,8 @@ def prediction_activation(model):
 
 def final_activation(model):
     """Returns the activation of predictions, in the model or applied to its outputs; None for regression."""
-    regression = postprocess_of(model) is None
-    return activation_of(model) or (None if regression else _activation_behind(_output_of(model)))
+    regression = postprocess_kind(model) is None
+    return output_activation(model) or (None if regression else _activation_behind(_only_output(model)))
 
 
 def mean_probabilities(outputs, activation):
@@ -187,7 +187,7 @@ def _has_one_row(model):
     return len(outputs) == 1 and len(outputs[0].shape) == 2
 
 
-def _output_of(model):
+def _only_output(model):
     """Returns the only output of a model, (batch, classes); raises for any other outputs."""
     shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
@@ -199,7 +199,7 @@ def _output_of(model):
 
 def _activation_behind(tensor):
     """Returns the activation of a tensor: "softmax", "sigmoid" or None; looks through averages and identities."""
-    operation, _, inputs, tensor_index = call_of(tensor)
+    operation, _, inputs, tensor_index = producing_call(tensor)
     while isinstance(operation, keras.Model):
         if is_graph(operation):
             return _activation_behind(operation.outputs[tensor_index])

@@ -14,13 +14,13 @@ from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.images.files import read_pixels
 from keras_vit.prediction.classes import (
     checked_top,
-    classes_of,
+    ids_and_names,
     mean_probabilities,
     most_probable,
     prediction_activation,
 )
-from keras_vit.prediction.outputs import TTA, output_of, views_of
-from keras_vit.prediction.preprocessing import normalization_of, scaled
+from keras_vit.prediction.outputs import TTA, padded_output, tta_views
+from keras_vit.prediction.preprocessing import require_normalization, scaled
 
 logger = logging.getLogger("keras_vit")
 
@@ -54,7 +54,7 @@ def _read_for(path, model, tta):
     if height is None or width is None:
         return image.astype("float32")
     size = (height * 8 // 7, width * 8 // 7) if tta in ("five_crop", "ten_crop") else (height, width)
-    return EvaluationTransform(size, normalization_of(model).preprocessing).in_numpy(image)
+    return EvaluationTransform(size, require_normalization(model).preprocessing).in_numpy(image)
 
 
 def read_images(paths, model):
@@ -76,7 +76,7 @@ def classify(
     verbose: int = 1,
 ) -> list[list[tuple[str, str, float]]]:
     """Returns the `top` classes of each image file; with broken="skip", unreadable files get [] and a warning."""
-    classes = classes_of(model)
+    classes = ids_and_names(model)
     top = checked_top(top, classes)
     probabilities = predict_paths(model, paths, broken=broken, batch_size=batch_size, verbose=verbose)
     best = most_probable(probabilities, classes, top)
@@ -88,9 +88,9 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
 
     `tta` is as in `keras_vit.evaluation.predict`. With broken="skip", unreadable files get NaN and a warning.
     """
-    arguments.one_of("broken", broken, ("raise", "skip"))
+    arguments.choice("broken", broken, ("raise", "skip"))
     arguments.positive_int("batch_size", batch_size)
-    arguments.one_of("tta", tta, TTA)
+    arguments.choice("tta", tta, TTA)
     activation = prediction_activation(model)
     if missing := [os.fspath(path) for path in paths if not os.path.isfile(path)]:
         received = f"{len(missing)} paths without a file, the first {', '.join(missing[:10])}"
@@ -103,8 +103,8 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
         # Pad the batches of each image size to one batch size, which compiles only once.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         where = f"an image of the batch of {os.fspath(paths[places[0]])}"
-        views = views_of(model, scaled(images, model), tta)
-        outputs = [output_of(model, view, most, where) for view in views]
+        views = tta_views(model, scaled(images, model), tta)
+        outputs = [padded_output(model, view, most, where) for view in views]
         predictions[list(places)] = mean_probabilities(outputs, activation)
     if errors:
         if len(errors) == len(paths):

@@ -6,7 +6,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.layers import PatchDropout, PatchMap
-from keras_vit.models.backbone import blocks_of
+from keras_vit.models.backbone import find_blocks
 from keras_vit.models.vt_resnet.layers import VTModule
 
 
@@ -31,9 +31,9 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
     >>> [y.shape for y in maps(np.zeros((1, 224, 224, 3)))]
     [(1, 14, 14, 768), (1, 14, 14, 768), (1, 14, 14, 768)]
     """
-    found = blocks_of(model)
+    found = find_blocks(model)
     is_vit = config_of(model).family == "vit"
-    format = arguments.one_of("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
+    format = arguments.choice("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
     if blocks is None:
         blocks = (3, 7, 11) if is_vit else _ends_of_stages(found)
     for i in blocks:
@@ -42,7 +42,7 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
                 f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
             )
     if not is_vit:
-        outputs = [_output_of(found[i], format) for i in blocks]
+        outputs = [_block_output(found[i], format) for i in blocks]
         return keras.Model(model.input, outputs, name=f"{model.name}_features")
     # A block that merges tokens outputs their sizes too.
     outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
@@ -62,7 +62,7 @@ def _ends_of_stages(blocks):
     return [end - 1 for end in itertools.accumulate(lengths)]
 
 
-def _output_of(block, format):
+def _block_output(block, format):
     """Returns the output of a block outside ViTs, as tokens or as a feature map."""
     *maps, last = keras.tree.flatten(block.output)
     is_module = isinstance(block, VTModule)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from keras_vit.images.files import NOT_READ
-from keras_vit.images.table import columns_of, csv_rows, empty
+from keras_vit.images.table import csv_rows, empty, read_columns
 from keras_vit.prediction.classes import outputs_named
 from keras_vit.prediction.classify import predict_paths
 
@@ -85,9 +85,9 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         is_path = isinstance(item, (str, os.PathLike))
         item = os.fspath(item) if is_path else item
         if is_path and os.path.isdir(item):
-            found += [(path, path) for path in _of_folder(item)]
+            found += [(path, path) for path in _images_in_folder(item)]
         elif not is_path or item.lower().endswith(".csv"):
-            header, names, base = _of_table(item, column)
+            header, names, base = _paths_in_table(item, column)
             headers.append(header)
             paths = [str(Path(base if folder is None else folder, str(name))) for name in names]
             paths = [path if path.endswith(extension) else path + extension for path in paths]
@@ -108,7 +108,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
     return headers[0] if len(headers) == len(list(inputs)) == 1 else "path", found
 
 
-def _of_folder(folder):
+def _images_in_folder(folder):
     from PIL import Image
 
     # Pillow writes some formats that it cannot read.
@@ -124,14 +124,14 @@ def _of_folder(folder):
     return images
 
 
-def _of_table(table, column):
+def _paths_in_table(table, column):
     """Returns the name of a table's path column, its cells, and the folder of relative paths."""
     if isinstance(table, str):
         name, base = repr(table), Path(table).parent
         header, *rows = [row for row in csv_rows(table) if row] or [[]]
         columns = {key: [row[i] if i < len(row) else "" for row in rows] for i, key in enumerate(header)}
     else:
-        name, (columns, _, base) = "the table", columns_of(table)
+        name, (columns, _, base) = "the table", read_columns(table)
     chosen = column or (next(iter(columns)) if len(columns) == 1 else "path")
     if chosen not in columns:
         raise ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.config import carrier_of
+from keras_vit.config import find_normalization
 from keras_vit.models.graph import is_graph, operations_before
 
 logger = logging.getLogger("keras_vit")
@@ -62,7 +62,7 @@ def num_batches(data):
         return None
 
 
-def graph_of(model):
+def functional_graph(model):
     """Returns the functional graph of a model: the model, or the only model in a trainer such as `SAM`; else None."""
     while not is_graph(model):
         models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
@@ -104,9 +104,9 @@ def check_size(model, images, name):
         raise arguments.invalid(name, described, received)
 
 
-def range_of(model):
+def input_range(model):
     """Returns the (lowest, highest) input value; None if unknown or if layers before `normalization` rescale."""
-    layer, graph = carrier_of(model), graph_of(model)
+    layer, graph = find_normalization(model), functional_graph(model)
     if layer is None:
         return None
     before = None if graph is None else operations_before(graph, layer)
@@ -136,12 +136,12 @@ def check_values(model, images):
     received = f"Received: values from {low:g} to {high:g}"
     if not np.isfinite([low, high]).all():
         raise ValueError(f"Expected images of finite numbers. {received}")
-    taken = range_of(model)
+    taken = input_range(model)
     if taken is None:
         return None
     lowest, highest = taken
     expected = f"Expected images of {lowest:g} to {highest:g}, as the model takes them. {received}"
-    if carrier_of(model).apply:
+    if find_normalization(model).apply:
         if in_unit_range(images) or (low < 0 and high <= 10):
             raise ValueError(f"{expected}. It was built with include_preprocessing=True and scales images itself.")
         return expected if low < -OVERSHOOT or high > 255 + OVERSHOOT else None

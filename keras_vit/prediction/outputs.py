@@ -42,7 +42,7 @@ def image_batches(data, batch_size, name="data"):
     return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
 
 
-def outputs_of(model, batches, steps=None, verbose=0, name="data"):
+def predict_batches(model, batches, steps=None, verbose=0, name="data"):
     """Returns a model's output for all images, float32 (num_images, ...), in inference mode.
 
     Each of the `batches` is a NumPy array of images. `steps` is their number, for the progress bar of `verbose=1`.
@@ -51,12 +51,12 @@ def outputs_of(model, batches, steps=None, verbose=0, name="data"):
 
 
 def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=None):
-    """Like `outputs_of`, but yields for each batch a list of outputs, one for each view of `tta`."""
+    """Like `predict_batches`, but yields for each batch a list of outputs, one for each view of `tta`."""
     full, seen = 0, 0
     progress = Progress(steps, "batch", "images", verbose=verbose)
     for images in progress.over(batches, count=len):
         count = len(images)
-        views = views_of(model, images, tta, name)
+        views = tta_views(model, images, tta, name)
         if not count:
             continue
         if not seen:
@@ -64,13 +64,13 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
         # A single batch size compiles only once.
         full = max(full, count)
         where = f"an image among {seen} to {seen + count - 1}"
-        yield [output_of(model, view, full, where) for view in views]
+        yield [padded_output(model, view, full, where) for view in views]
         seen += count
     if not seen:
         raise arguments.invalid(name, "at least one image", "none")
 
 
-def output_of(model, images, full, where):
+def padded_output(model, images, full, where):
     """Returns the output for a batch, padded to `full` images; `where` describes the batch in the error for NaN."""
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)
@@ -85,9 +85,9 @@ def output_of(model, images, full, where):
     return output
 
 
-def views_of(model, images, tta=None, name="data"):
+def tta_views(model, images, tta=None, name="data"):
     """Returns the views of images, (batch, height, width, channels), that `tta` averages; see `TTA`."""
-    if arguments.one_of("tta", tta, TTA) in ("five_crop", "ten_crop"):
+    if arguments.choice("tta", tta, TTA) in ("five_crop", "ten_crop"):
         views = _five_crops(model, images, tta, name)
     else:
         check_size(model, images, name)

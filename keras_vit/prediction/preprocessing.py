@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.config import carrier_of
+from keras_vit.config import find_normalization
 from keras_vit.layers import ImageNormalization
 from keras_vit.prediction.inputs import in_unit_range
 
@@ -38,7 +38,7 @@ def preprocess_input(x, model: keras.Model | None = None):
 
 def scaled(x, model=None):
     """Does the work of `preprocess_input`, without the check for images in 0..1."""
-    layer = ImageNormalization() if model is None else normalization_of(model)
+    layer = ImageNormalization() if model is None else require_normalization(model)
     scaled_by_model = model is not None and layer.apply
     if isinstance(x, (list, tuple, np.ndarray)):
         x = np.asarray(x, "float32")
@@ -56,9 +56,9 @@ def scaled(x, model=None):
     return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
 
 
-def normalization_of(model):
+def require_normalization(model):
     """Returns the layer with the preprocessing constants, at any depth of the model; raises if there is none."""
-    layer = carrier_of(model)
+    layer = find_normalization(model)
     if layer is None:
         raise ValueError(
             "Expected a model with a `normalization` layer of this package. "

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers import AttentionPooling, ImageNormalization, PatchEmbedding, TokenPooling, TransformerBlock
-from keras_vit.models.graph import call_of, is_graph, nodes_before
+from keras_vit.models.graph import is_graph, nodes_before, producing_call
 
 
 class PatchLayout(NamedTuple):
@@ -53,7 +53,7 @@ class AttentionTaps:
         backbone = next((inner for inner in sublayers(model, keras.Model) if self.embedding in inner.layers), model)
         self.normalization = next(iter(sublayers(backbone, ImageNormalization)), None)
         self.poolings = sublayers(model, (AttentionPooling, TokenPooling))
-        self.readout = arguments.one_of("readout", readout, (None, "token", "gap"))
+        self.readout = arguments.choice("readout", readout, (None, "token", "gap"))
         self.layout = self.images = self.values = None
 
     def run(self, inputs):
@@ -153,7 +153,7 @@ def taps(model, args, layers):
 
 def _read(model, args, layers):
     """Does the work of `taps`, with gradients."""
-    graph, values = _graph_of(model, args)
+    graph, values = _graph_and_inputs(model, args)
     calls = [(*call, _within(call[0], layers)) for call in nodes_before(graph.outputs)]
     calls = [call for call in calls if call[2]]
     ran = [layer for *_, inner in calls for layer in inner]
@@ -179,7 +179,7 @@ def onward(model, args, start, end=None):
 
     If `end` is None, it returns the model's outputs. The function is differentiable. Arguments are as in `taps`.
     """
-    graph, values = _graph_of(model, args)
+    graph, values = _graph_and_inputs(model, args)
     calls = list(nodes_before(graph.outputs))
     ((first, entering),) = (call for call in calls if _within(call[0], [start]))
     last, stops = next((call for call in calls if end is not None and _within(call[0], [end])), (None, graph.outputs))
@@ -192,13 +192,13 @@ def onward(model, args, start, end=None):
     # The later inputs of a block, such as rotary positions, do not depend on its tokens.
     stops = stops[:1] if last is not None and last is end else stops
     tensors = [*graph.outputs, *(x for _, inputs in calls for x in inputs)]
-    leaving = list({id(x): x for x in tensors if call_of(x)[0] is first}.values())
+    leaving = list({id(x): x for x in tensors if producing_call(x)[0] is first}.values())
     computed = [x for x in stops if all(x is not y for y in leaving)]
     rest = keras.Model([*graph.inputs, *leaving], computed) if computed else None
 
     def run(x):
         outputs = [x] if first is start else inner(x)
-        entering = [outputs[call_of(y)[3]] for y in leaving]
+        entering = [outputs[producing_call(y)[3]] for y in leaving]
         found = {id(y): x for y, x in zip(leaving, entering, strict=True)}
         if rest is not None:
             found |= zip(map(id, computed), keras.tree.flatten(rest([*values, *entering], training=False)), strict=True)
@@ -214,7 +214,7 @@ def _within(operation, layers):
     return [layer for layer in layers if layer in held]
 
 
-def _graph_of(model, args):
+def _graph_and_inputs(model, args):
     """Returns the functional graph of a model, traced if necessary, and a list of its input tensors."""
     values = [ops.convert_to_tensor(x) for x in keras.tree.flatten(args)]
     if not is_graph(model):

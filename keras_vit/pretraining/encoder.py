@@ -7,19 +7,19 @@ from keras_vit.config import config_of
 from keras_vit.layers import PositionEmbedding, RotaryEmbedding
 from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.patch_embedding import unfold
-from keras_vit.models.backbone import blocks_of
+from keras_vit.models.backbone import find_blocks
 from keras_vit.prediction.features import check_every_patch
-from keras_vit.prediction.preprocessing import normalization_of
+from keras_vit.prediction.preprocessing import require_normalization
 
 
 class Encoder:
     """Runs the layers of a ViT one by one. It is not a layer, so that the weights are saved only once."""
 
     def __init__(self, backbone):
-        self.blocks = blocks_of(backbone, "vit")
+        self.blocks = find_blocks(backbone, "vit")
         layers, embedding = backbone.layers, backbone.get_layer("patch_embedding")
         self.backbone = backbone
-        self.normalization = normalization_of(backbone)
+        self.normalization = require_normalization(backbone)
         config = config_of(backbone)
         # Custom layers may follow this chain. With norm_after_pooling, there is no `norm` after the blocks.
         tokens = layers[layers.index(embedding) + 1 : layers.index(self.blocks[0])]

@@ -7,7 +7,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.distribution.processes import num_processes
 from keras_vit.models.wrapper import TrainingWrapper
-from keras_vit.prediction.classes import activation_of
+from keras_vit.prediction.classes import output_activation
 from keras_vit.semi_supervised.meta_teacher import MetaTeacher, cross_entropy
 
 # The momentum of the feedback's moving mean, as in the released code.
@@ -87,7 +87,7 @@ class MetaPseudoLabels(TrainingWrapper):
         **kwargs,
     ):
         for name, model in (("teacher", teacher), ("student", student)):
-            if not isinstance(model, keras.Model) or not model.built or activation_of(model) != "softmax":
+            if not isinstance(model, keras.Model) or not model.built or output_activation(model) != "softmax":
                 raise arguments.invalid(name, "a built keras.Model that gives the logits of classes", model)
         if student is teacher or student.output_shape != teacher.output_shape:
             expected = f"another model than `teacher`, of its {teacher.output_shape[-1]} classes"

@@ -11,9 +11,9 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.files import replacing
-from keras_vit.prediction.classes import activation_of, classes_of
+from keras_vit.prediction.classes import ids_and_names, output_activation
 from keras_vit.prediction.inputs import to_numpy
-from keras_vit.prediction.outputs import image_batches, outputs_of
+from keras_vit.prediction.outputs import image_batches, predict_batches
 
 _FORMAT = "keras_vit pseudo labels, version 1"
 # Probabilities are compared to this many decimals: the last bits of float32 depend on an image's place in a batch.
@@ -134,17 +134,17 @@ def pseudo_labels(
     130,000 images a class. The paper does not state which images are repeated.
     """
     settings = {
-        "kind": arguments.one_of("kind", kind, ("soft", "hard")),
+        "kind": arguments.choice("kind", kind, ("soft", "hard")),
         "temperature": arguments.positive_number("temperature", temperature),
         "threshold": arguments.rate("threshold", threshold),
         "per_class": arguments.optional(arguments.positive_int, "per_class", per_class),
     }
-    activation = activation_of(teacher)
-    names = tuple(name for _, name in classes_of(teacher))
+    activation = output_activation(teacher)
+    names = tuple(name for _, name in ids_and_names(teacher))
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("teacher", "a classifier of two or more classes that exclude each other", teacher.name)
     batches, steps = image_batches(images, batch_size, name="images")
-    logits = outputs_of(teacher, batches, steps, verbose, name="images").astype("float64")
+    logits = predict_batches(teacher, batches, steps, verbose, name="images").astype("float64")
     expected = getattr(images, "num_images", len(logits))
     if len(logits) != expected:
         broken = list(getattr(images, "broken", ()))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_vit.config import carrier_of
+from keras_vit.config import find_normalization
 from keras_vit.prediction.inputs import check_values, num_batches, takes, to_numpy
 from keras_vit.training.epochs import is_arrays
 from keras_vit.training.labels_and_loss import label_doubts, label_problems, task_problems
@@ -62,7 +62,7 @@ def look(data, batch_size=32):
     num_images = count if arrays else getattr(data, "num_images", None)
     all_labels = parts[1] if arrays else getattr(data, "file_labels", None)
     return Data(
-        images=_joined([_images_of(batch[0]) for batch in found]),
+        images=_joined([_image_input(batch[0]) for batch in found]),
         labels=_structure([batch[1] for batch in found if len(batch) > 1]),
         first=found[0],
         # The batch size of all processes together.
@@ -105,7 +105,7 @@ def data_problems(model, graph, seen, heads):
                 f"Expected a model of {seen.num_classes} outputs, one for each class of the data. "
                 f"Received: {num_classes}"
             )
-    carrier = carrier_of(model)
+    carrier = find_normalization(model)
     named = getattr(carrier, "class_names", None)
     if names_differ(named, seen.class_names):
         problems.append(
@@ -171,7 +171,7 @@ def _parts(batch):
     return tuple(keras.tree.map_structure(to_numpy, part) for part in batch)
 
 
-def _images_of(x):
+def _image_input(x):
     """Returns a single input, or the only input of rank 4 among several, or None."""
     if isinstance(x, np.ndarray):
         return x

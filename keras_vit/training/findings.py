@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 from keras_vit.models.profile import profile
-from keras_vit.prediction.inputs import graph_of, range_of
+from keras_vit.prediction.inputs import functional_graph, input_range
 from keras_vit.prediction.taps import sublayers
 from keras_vit.training.batches import data_problems, look, names_differ, num_replicas, step_problems
-from keras_vit.training.labels_and_loss import counts_of, heads_of, loss_problems, metric_problems
+from keras_vit.training.labels_and_loss import classification_heads, count_classes, loss_problems, metric_problems
 from keras_vit.training.trainable import count_parameters
 
 logger = logging.getLogger("keras_vit")
@@ -99,14 +99,14 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     Traceback (most recent call last):
     ValueError: Expected labels from 0 to 1, as the model has 2 outputs. Received: labels from 0 to 7.
     """
-    seen, graph, replicas = look(data, batch_size), graph_of(model), num_replicas()
+    seen, graph, replicas = look(data, batch_size), functional_graph(model), num_replicas()
     compiled = bool(getattr(model, "compiled", False))
-    heads = heads_of(model, graph, seen.labels, seen.all_labels, compiled)
+    heads = classification_heads(model, graph, seen.labels, seen.all_labels, compiled)
     _, labels, all_labels, num_classes, loss = heads[0] if len(heads) == 1 else (None,) * 5
     problems, doubts = data_problems(model, graph, seen, heads)
     if validation_data is not None:
         validation = look(validation_data, batch_size)
-        others = heads_of(model, graph, validation.labels, validation.all_labels, compiled)
+        others = classification_heads(model, graph, validation.labels, validation.all_labels, compiled)
         found = data_problems(model, graph, validation, others)
         for texts, more in zip((problems, doubts), found, strict=True):
             texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
@@ -145,17 +145,17 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     image_size = seen.images.shape[1:3] if seen.images is not None and seen.images.ndim == 4 else None
     activations = _activation_bytes(graph, image_size)
     labels = labels if isinstance(labels, np.ndarray) else None
-    counts = counts_of(all_labels, num_classes, loss)
+    counts = count_classes(all_labels, num_classes, loss)
     result = Findings(
         model=model.name,
         num_images=seen.num_images,
         num_classes=num_classes,
         class_names=tuple(map(str, seen.class_names)),
-        images_per_class=counts_of(labels, num_classes, loss) if counts is None else counts,
+        images_per_class=count_classes(labels, num_classes, loss) if counts is None else counts,
         counted_all=counts is not None,
         batch_shape=None if seen.images is None else (seen.batch_size, *seen.images.shape[1:]),
         values=None if seen.images is None else (float(seen.images.min()), float(seen.images.max())),
-        expected_values=range_of(model),
+        expected_values=input_range(model),
         labels=None if labels is None else f"{labels.dtype} of shape {(seen.batch_size, *labels.shape[1:])}",
         loss=_loss_text(model, loss) if compiled else None,
         initial_loss=initial_loss,

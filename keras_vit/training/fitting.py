@@ -5,7 +5,7 @@ from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.epochs import Epochs, one_batch
 from keras_vit.training.resume import ResumableRun
-from keras_vit.training.run_record import PARTS, data_of, record_of
+from keras_vit.training.run_record import PARTS, describe_data, describe_run
 
 
 def fit(model, data, epochs, *, resume, callbacks=(), **options):
@@ -85,7 +85,7 @@ def train(
     arguments.positive_int("epochs", epochs)
     arguments.positive_int("save_every", save_every)
     arguments.non_negative_int("seed", seed)
-    allow = tuple(arguments.one_of("allow", part, PARTS) for part in allow)
+    allow = tuple(arguments.choice("allow", part, PARTS) for part in allow)
     params = {"verbose": verbose, "epochs": epochs, "steps": None}
     run = ResumableRun(model, callbacks, checkpoints, save_every, params)
     data = Epochs(data, seed, batch_size or 32, shuffle, steps_per_epoch)
@@ -95,9 +95,9 @@ def train(
         # This builds the metrics.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
-        record = record_of(model, None, batch)
+        record = describe_run(model, None, batch)
         facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
-        record["data"] = data_of(data.latest, batch, steps, **facts)
+        record["data"] = describe_data(data.latest, batch, steps, **facts)
         run.begin({"seed": seed, **record, "callbacks": run.settings}, allow)
         while not run.ended:
             first = run.batch

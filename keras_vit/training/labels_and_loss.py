@@ -5,7 +5,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_vit.prediction.classes import activation_of
+from keras_vit.prediction.classes import output_activation
 
 # The labels that classification losses take, by lower-case class name.
 KINDS = {
@@ -47,14 +47,14 @@ class Head(NamedTuple):
     loss: Loss | None
 
 
-def heads_of(model, graph, labels, all_labels, compiled):
+def classification_heads(model, graph, labels, all_labels, compiled):
     """Returns the `Head` of each output whose labels are known."""
     outputs = [] if graph is None else graph.outputs
     sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
     if len(outputs) == 1 or not isinstance(labels, (dict, list, tuple)):
         size = sizes[0] if len(sizes) == 1 else None
         known = compiled or not isinstance(labels, np.ndarray)
-        return [Head("", labels, all_labels, size, loss_of(model) if known else likely_loss(labels))]
+        return [Head("", labels, all_labels, size, recognised_loss(model) if known else likely_loss(labels))]
     pairs = labels.items() if isinstance(labels, dict) else zip(graph.output_names, labels, strict=False)
     losses, heads = getattr(model, "loss", None), []
     for number, (name, part) in enumerate(pairs):
@@ -65,7 +65,7 @@ def heads_of(model, graph, labels, all_labels, compiled):
         elif isinstance(losses, (list, tuple)):
             loss = losses[number] if number < len(losses) else None
         all_part = all_labels[name] if isinstance(all_labels, dict) else None
-        heads.append(Head(name, part, all_part, size, loss_of(model, loss)))
+        heads.append(Head(name, part, all_part, size, recognised_loss(model, loss)))
     return heads
 
 
@@ -112,7 +112,7 @@ def task_problems(graph, loss, num_classes):
         yield f"Expected a loss for task='regression', such as \"mse\". Received: {loss.name}"
 
 
-def loss_of(model, loss=None):
+def recognised_loss(model, loss=None):
     """Returns the `Loss` of a model; None if it is not compiled, or has no classification loss of Keras."""
     loss = getattr(model, "loss", None) if loss is None else loss
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
@@ -135,7 +135,7 @@ def likely_loss(labels):
 def loss_problems(loss, graph, outputs):
     """Yields a message if the loss expects logits and gets probabilities, or the reverse."""
     try:
-        probable = graph is not None and activation_of(graph) is None
+        probable = graph is not None and output_activation(graph) is None
     except ValueError:
         return
     if graph is None or probable != loss.from_logits:
@@ -204,7 +204,7 @@ def label_doubts(labels, all_labels, num_classes, loss):
             f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {labels.sum(axis=1).min():g} "
             f"to {labels.sum(axis=1).max():g}. BinaryCrossentropy is the loss for several labels an image."
         )
-    counts = counts_of(all_labels, num_classes, loss)
+    counts = count_classes(all_labels, num_classes, loss)
     absent = [] if counts is None else [i for i, count in enumerate(counts) if not count]
     if absent:
         yield (
@@ -213,7 +213,7 @@ def label_doubts(labels, all_labels, num_classes, loss):
         )
 
 
-def counts_of(labels, num_classes, loss):
+def count_classes(labels, num_classes, loss):
     """Returns the number of images per class as a tuple; None if unknown, or if the labels are not classes."""
     if labels is None or not loss or not num_classes or num_classes < 2:
         return None

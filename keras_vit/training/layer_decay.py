@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.models.backbone import parts_of
+from keras_vit.models.backbone import find_parts
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
@@ -28,7 +28,7 @@ def layer_depths(model: keras.Model) -> dict[str, int]:
     >>> [depths[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
     [0, 1, 2, 3, 3]
     """
-    parts = parts_of(model)
+    parts = find_parts(model)
     depths, levels = {}, {}
     for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):
         for layer in layers:

@@ -8,7 +8,7 @@ import reprlib
 import keras
 import numpy as np
 
-from keras_vit.prediction.inputs import graph_of, to_numpy
+from keras_vit.prediction.inputs import functional_graph, to_numpy
 from keras_vit.training.epochs import is_arrays
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "data", "loss", "callbacks")
@@ -18,7 +18,7 @@ _WHOLE_BYTES, _ROWS = 2**26, 4096
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
-def record_of(model, data, batch=None):
+def describe_run(model, data, batch=None):
     """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
     rate = plain_rate(model.optimizer)
     kept = {id(variable) for variable in model.variables}
@@ -35,7 +35,7 @@ def record_of(model, data, batch=None):
 
 def _loss_value(model, batch):
     """Returns the loss of random outputs, to distinguish functions of the same name; {} if it cannot be computed."""
-    graph, loss = graph_of(model), getattr(model, "loss", None)
+    graph, loss = functional_graph(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
     try:
@@ -54,7 +54,7 @@ def plain_rate(optimizer):
     return rate if isinstance(rate, keras.Variable) else None
 
 
-def data_of(data, batch, steps, **options):
+def describe_data(data, batch, steps, **options):
     """Describes the data of `fit`, its first batch, and options such as the order and class weights."""
     options["steps"] = steps
     if is_arrays(data):

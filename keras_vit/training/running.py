@@ -162,7 +162,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
 
     # `fit` calls this function twice for the first epoch.
     @functools.lru_cache(maxsize=1)
-    def epoch_of(epoch):
+    def make_epoch(epoch):
         nonlocal reading
         broken.update(reading.broken)
         first = epoch * length.epoch
@@ -177,7 +177,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     ended = fit_run(
         trained,
-        epoch_of,
+        make_epoch,
         length.epochs,
         resume=checkpoints,
         save_every=save_every,

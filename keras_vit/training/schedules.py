@@ -85,7 +85,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.peak = arguments.positive_number("peak", peak)
         self.total_steps = arguments.positive_int("total_steps", total_steps)
         self.warmup_steps = arguments.non_negative_int("warmup_steps", warmup_steps)
-        self.decay = arguments.one_of("decay", decay, tuple(DECAYS))
+        self.decay = arguments.choice("decay", decay, tuple(DECAYS))
         if self.warmup_steps >= self.total_steps:
             raise arguments.invalid("warmup_steps", f"less than total_steps={self.total_steps}", warmup_steps)
         allowed = {"linear": ("end",), "cosine": ("end",), "rsqrt": ("timescale", "cooldown_steps")}.get(decay, ())

@@ -114,7 +114,7 @@ class Recipe:
             ("dtype", ("float32", "mixed_bfloat16", "mixed_float16")),
             ("crop", ("pretrain", "finetune", "pad", "eval")),
         ):
-            arguments.one_of(key, getattr(self, key), allowed)
+            arguments.choice(key, getattr(self, key), allowed)
         for key in ("batch_size", "accumulate", "learning_rate", "steps", "epochs", "lora_rank", "ema", "layer_decay"):
             arguments.optional(arguments.positive_number, key, getattr(self, key))
         for key in ("holdout", "crop_scale", "label_smoothing", "ema", "layer_decay"):

@@ -9,7 +9,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.layers.base import CompositeLayer
-from keras_vit.models.backbone import parts_of
+from keras_vit.models.backbone import find_parts
 from keras_vit.prediction.taps import sublayers
 
 
@@ -50,7 +50,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     >>> freeze(keras_vit.ViT("Ti/16", num_classes=10))
     Parameters(trainable=1930, frozen=5524416)
     """
-    parts = parts_of(model)
+    parts = find_parts(model)
     if has_lora(model):
         raise ValueError(f"Expected a model without LoRA, which chose what to train. Received: model {model.name!r}")
     num_blocks = len(parts.blocks)
@@ -205,7 +205,7 @@ def _without_lora(config):
 
 
 def _parts(model):
-    parts = parts_of(model)
+    parts = find_parts(model)
     # The only dense layers of EfficientNet are in squeeze-and-excitation.
     if config_of(parts.models[-1]).family == "efficientnet" or not _dense_layers(parts.blocks):
         raise ValueError(

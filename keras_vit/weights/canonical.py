@@ -99,7 +99,7 @@ class CanonicalFile:
     def _weights(self):
         found = {}
         for key in self.shapes:
-            weight = self.source.weight_of(key)
+            weight = self.source.find_weight_path(key)
             name = weight and self.source.find(weight)
             if name and all(key in self.shapes for key in name.keys):
                 # Arrays of the wrong rank are left out, and reported when they are matched with a model.

@@ -8,7 +8,7 @@ import keras
 
 from keras_vit.files import draft_folder, replacing
 from keras_vit.weights.read.file import check_is_no_stand_in, digest_in
-from keras_vit.weights.read.file import sha256 as digest_of
+from keras_vit.weights.read.file import sha256 as update_digest
 
 
 class DownloadError(OSError):
@@ -65,7 +65,7 @@ def _known(sha256, sha256_prefix, pin):
 def _checked(path, known, check):
     """Returns the SHA-256 of a file; raises if a check fails."""
     check_is_no_stand_in(path)
-    digest = digest_of(path)
+    digest = update_digest(path)
     for origin, digits in known.items():
         if not digest.startswith(digits):
             raise ValueError(f"Expected {str(path)!r} with the SHA-256 {digits}, {origin}. Received: {digest}.")

@@ -34,9 +34,9 @@ def local_path(path):
     if not is_name(path):
         return path
     if found := _HUGGING_FACE.fullmatch(path):
-        return _of_hugging_face(path, found["repo"], found["revision"], found["inside"] or "")
+        return _hugging_face_path(path, found["repo"], found["revision"], found["inside"] or "")
     if found := _KAGGLE.fullmatch(path):
-        return _of_kaggle(path, found["handle"], found["inside"])
+        return _kaggle_path(path, found["handle"], found["inside"])
     raise arguments.invalid("weights", _SYNTAX, path)
 
 
@@ -63,7 +63,7 @@ def upload(name, format, write, card):
             api.upload_folder(repo_id=repo, folder_path=draft, revision=revision, commit_message=message)
 
 
-def _of_hugging_face(name, repo, revision, inside):
+def _hugging_face_path(name, repo, revision, inside):
     hub, note = _client("huggingface_hub"), ""
     with _explaining(f"Cannot get {name!r}", repo):
         try:
@@ -87,7 +87,7 @@ def _of_hugging_face(name, repo, revision, inside):
     return str(Path(folder, target))
 
 
-def _of_kaggle(name, handle, inside):
+def _kaggle_path(name, handle, inside):
     kagglehub = _client("kagglehub")
     try:
         path = kagglehub.model_download(handle, inside)

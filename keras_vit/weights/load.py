@@ -12,7 +12,7 @@ from keras_vit.weights import resize
 from keras_vit.weights.overwrite import free, overwrite
 from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
 from keras_vit.weights.source import ENTRANCES
-from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_of
+from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_by_path
 
 _HOW = {
     "linear": "linear, end points aligned",
@@ -73,8 +73,8 @@ class Plan:
         self.position_interpolation = position_interpolation or there.position_interpolation
         of_tables = checkpoint.source.position_interpolation in TABLE_METHODS
         methods = TABLE_METHODS if of_tables else POSITION_METHODS
-        arguments.one_of("position_interpolation", self.position_interpolation, methods)
-        self.variables = weights_of(model)
+        arguments.choice("position_interpolation", self.position_interpolation, methods)
+        self.variables = weights_by_path(model)
         # The shape of this kernel depends on the number of image channels.
         self.entrance = next(k for k in ENTRANCES if k in self.variables)
         # The file's rows for prefix tokens, kept until the tokens are read.
@@ -97,7 +97,7 @@ class Plan:
         if isinstance(skip, str):
             skip = (skip,)
         here = {weight.split("/")[0] for weight in self.variables}
-        there = {self.checkpoint.source.layer_of(name) for name in self.checkpoint.shapes} - {None}
+        there = {self.checkpoint.source.find_layer_name(name) for name in self.checkpoint.shapes} - {None}
         unknown = [name for name in skip if name not in here | there]
         if unknown:
             raise arguments.invalid("skip", f"layers with weights, out of {', '.join(sorted(here | there))}", unknown)
@@ -135,7 +135,7 @@ class Plan:
                 mismatched.update({key: (a, b) for key, a, b in pairs if a != b})
         unexpected = []
         for key in shapes:
-            layer = self.checkpoint.source.layer_of(key)
+            layer = self.checkpoint.source.find_layer_name(key)
             if layer in self.dropped:
                 self.report.skipped[str(self.checkpoint.places[key])] = self.dropped[layer]
             elif key not in used:

@@ -134,7 +134,7 @@ class Source:
                 return Name(tuple(key.format(**numbers) for key in name.keys), name.codec)
         return None
 
-    def weight_of(self, key):
+    def find_weight_path(self, key):
         """Returns the path of the first model weight for a canonical key, or None."""
         for path, name in self.names.items():
             for own in name.keys:
@@ -143,9 +143,9 @@ class Source:
                     return path.format(**numbers)
         return None
 
-    def layer_of(self, key):
+    def find_layer_name(self, key):
         """Returns the name of the model layer for a canonical key, or None."""
-        weight = self.weight_of(key)
+        weight = self.find_weight_path(key)
         return weight and weight.split("/")[0]
 
     def knows(self, keys):

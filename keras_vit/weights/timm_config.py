@@ -54,7 +54,7 @@ def read_folder(file, found):
         states = pretrained.keys() & {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
         origin = STATED if states else f"{DEFAULT} timm"
         origin = f"{KNOWN} {file.model_name}" if "assumed" in file.facts else origin
-        attempt_preprocessing(found, origin, lambda: of_pretrained_cfg(pretrained))
+        attempt_preprocessing(found, origin, lambda: preprocessing_from_cfg(pretrained))
     read_labels(found, file.config, file.config.get("label_names") or pretrained.get("label_names"), of_timm=True)
     size = pretrained.get("input_size")
     size = size[1:] if isinstance(size, (tuple, list)) else size
@@ -112,7 +112,7 @@ def unread(config, read, harmless):
     }
 
 
-def of_pretrained_cfg(config):
+def preprocessing_from_cfg(config):
     """Returns the constants from timm's pretrained_cfg; missing constants are timm's defaults."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
     if mode not in (None, *_MODES):

@@ -5,7 +5,7 @@ PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
 
 
-def weights_of(model):
+def weights_by_path(model):
     """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}, without the model's scope."""
     return {
         f"{layer.name}/{variable.path.rpartition(f'{layer.name}/')[2]}": variable

@@ -103,7 +103,7 @@ def read_folder(file, found, read):
             "outputs."
         )
     if isinstance(preprocessor, dict):
-        attempt_preprocessing(found, STATED, lambda: of_processor(file.path, preprocessor, config))
+        attempt_preprocessing(found, STATED, lambda: preprocessing_from_processor(file.path, preprocessor, config))
     # If there is one label and no problem_type, transformers computes the loss of a regression.
     usual = "regression" if found.get("num_classes") == 1 else "single_label"
     read_labels(found, config, config.get("id2label"), usual=usual)
@@ -114,7 +114,7 @@ def read_folder(file, found, read):
     timm_config.read_image_size(file, found, size)
 
 
-def of_processor(path, preprocessor, config):
+def preprocessing_from_processor(path, preprocessor, config):
     """Returns the constants from a preprocessor_config.json, or the defaults of its image processor."""
     name, preprocessor = _with_defaults(path, preprocessor, config)
     if preprocessor.get("do_normalize", True) is False:

@@ -37,7 +37,7 @@ def model():
 
 
 def exact(model):
-    return lambda images: parity.outputs_of(model, images)[0]
+    return lambda images: parity.model_outputs(model, images)[0]
 
 
 def test_matching_export_is_moved_and_reported(model, tmp_path, capsys, monkeypatch):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.export.parity import outputs_of
+from keras_vit.export.parity import model_outputs
 from keras_vit.layers import kernels
 from tests import tiny
 
@@ -21,7 +21,7 @@ def compiled(path):
     return openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
-def images_of(count, limit=1):
+def images_alone(count, limit=1):
     return np.random.default_rng(0).uniform(-limit, limit, (count, 16, 16, 3)).astype("float32")
 
 
@@ -38,9 +38,9 @@ def test_openvino_returns_outputs_by_name_for_any_batch(tmp_path):
     assert [p.name for p in files] == ["vit.bin", "vit.xml"]
     assert report["size"] == sum(p.stat().st_size for p in files)
     run = compiled(tmp_path / "vit.xml")
-    for images in map(images_of, BATCHES):
+    for images in map(images_alone, BATCHES):
         answer = run({"images": images})
-        for name, wanted in zip(("second", "first"), outputs_of(model, images), strict=True):
+        for name, wanted in zip(("second", "first"), model_outputs(model, images), strict=True):
             np.testing.assert_allclose(answer[name], wanted, atol=1e-5)
 
 
@@ -55,7 +55,7 @@ def test_openvino_returns_outputs_by_name_for_any_batch(tmp_path):
 )
 def test_openvino_stores_weights_in_precision(tmp_path, precision, share):
     model = tiny.build(**WIDE)
-    report = export.openvino(model, tmp_path / "vit.xml", precision=precision, images=images_of(4))
+    report = export.openvino(model, tmp_path / "vit.xml", precision=precision, images=images_alone(4))
     # In int8, the patch embedding, norms, positions and biases stay in float32.
     assert (tmp_path / "vit.bin").stat().st_size < share * model.count_params()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
@@ -65,9 +65,9 @@ def test_openvino_stores_weights_in_precision(tmp_path, precision, share):
 def test_litert_returns_outputs_for_any_batch(tmp_path):
     model = tiny.build(activation="gelu")
     export.litert(model, tmp_path / "vit.tflite")
-    for images in map(images_of, BATCHES):
+    for images in map(images_alone, BATCHES):
         runner = interpreter.Interpreter(str(tmp_path / "vit.tflite")).get_signature_runner("serving_default")
-        np.testing.assert_allclose(runner(images=images)["outputs"], outputs_of(model, images)[0], atol=1e-5)
+        np.testing.assert_allclose(runner(images=images)["outputs"], model_outputs(model, images)[0], atol=1e-5)
     assert [p.name for p in tmp_path.iterdir()] == ["vit.tflite"]
 
 
@@ -81,7 +81,7 @@ def test_attention_in_slices_is_exported(tmp_path, monkeypatch, write, name):
 @pytest.mark.parametrize("precision, share, image_size", [("float16", 2, (None, None)), ("int8", 1, 16)])
 def test_litert_file_size_follows_precision(tmp_path, precision, share, image_size):
     model = tiny.build(**WIDE, image_size=image_size)
-    report = export.litert(model, tmp_path / "vit.tflite", precision=precision, images=images_of(4))
+    report = export.litert(model, tmp_path / "vit.tflite", precision=precision, images=images_alone(4))
     # The operations take 60 kB in addition to the weights.
     assert report["size"] < share * model.count_params() + 60_000
     assert 0 < report["change"]["largest"] < 0.1
@@ -90,7 +90,7 @@ def test_litert_file_size_follows_precision(tmp_path, precision, share, image_si
 def test_static_int8_quantizes_products_and_keeps_top1(tmp_path):
     pytest.importorskip("nncf")
     model = tiny.build(**WIDE)
-    images = images_of(24)
+    images = images_alone(24)
     report = export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images)
     assert report["change"]["num_images"] == 24 and report["change"]["same_top1"] >= 20
     assert report["change"]["largest"] > 0
@@ -106,7 +106,7 @@ def test_static_int8_quantizes_products_and_keeps_top1(tmp_path):
 @pytest.mark.long
 def test_static_int8_range_covers_every_calibration_image(tmp_path):
     pytest.importorskip("nncf")
-    images = images_of(24, 0.05)
+    images = images_alone(24, 0.05)
     # The mean of all ranges would clip this image to a tenth.
     images[0] *= 20
     export.openvino(tiny.build(**WIDE), tmp_path / "vit.xml", precision="int8_static", images=images)
@@ -128,7 +128,7 @@ def test_static_int8_leaves_dense_layer_with_outliers_in_float(tmp_path, monkeyp
     model = tiny.build(**{**WIDE, "num_layers": 2})
     bias = model.get_layer("block_00").mlp.dense_1.bias
     bias.assign(500.0 * (np.arange(192) == 7))
-    options = {"precision": "int8_static", "images": images_of(8), "tolerance": 5}
+    options = {"precision": "int8_static", "images": images_alone(8), "tolerance": 5}
     export.openvino(model, tmp_path / "vit.xml", **options)
     in_float = [
         op.get_friendly_name()
@@ -144,7 +144,7 @@ def test_static_int8_heads_that_share_an_output_as_input(tmp_path):
     vit = tiny.build(**WIDE, num_classes=0, pooling="map")
     heads = [keras.layers.Dense(2, name=name)(vit.output) for name in ("second", "first")]
     model = keras.Model(vit.input, [vit.output, *heads])
-    images = images_of(4)
+    images = images_alone(4)
     report = export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images)
     assert report["change"]["num_images"] == 4
     answer = compiled(tmp_path / "vit.xml")(images)

@@ -7,7 +7,7 @@ import pytest
 
 import keras_vit
 from keras_vit import export
-from keras_vit.export.parity import outputs_of
+from keras_vit.export.parity import model_outputs
 from tests import tiny
 from tests.models.coatnet.test_model import build as coatnet
 
@@ -31,7 +31,7 @@ def long(*case):
     return pytest.param(*case, marks=pytest.mark.long)
 
 
-def images_of(count, size=(16, 16)):
+def images_alone(count, size=(16, 16)):
     return np.random.default_rng(0).uniform(-1, 1, (count, *size, 3)).astype("float32")
 
 
@@ -45,9 +45,9 @@ def run_onnx(path, images):
 def test_onnx_returns_outputs_for_any_batch(tmp_path):
     model = tiny.build(activation="gelu")
     report = export.onnx(model, tmp_path / "vit.onnx")
-    for images in map(images_of, (1, 7, 33)):
+    for images in map(images_alone, (1, 7, 33)):
         received = run_onnx(tmp_path / "vit.onnx", images)
-        np.testing.assert_allclose(received, outputs_of(model, images)[0], atol=1e-5)
+        np.testing.assert_allclose(received, model_outputs(model, images)[0], atol=1e-5)
     assert report["size"] == (tmp_path / "vit.onnx").stat().st_size
     assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
 
@@ -58,7 +58,7 @@ def test_onnx_stores_weights_in_precision(tmp_path, precision, image_size):
 
     # The exporter folds operations on constants of less than 8192 numbers, so small weights would become floats.
     model = tiny.build(image_size=image_size, hidden_dim=96, mlp_dim=192, num_layers=1)
-    report = export.onnx(model, tmp_path / "vit.onnx", precision=precision, images=images_of(4))
+    report = export.onnx(model, tmp_path / "vit.onnx", precision=precision, images=images_alone(4))
     kind = {"float16": onnx.TensorProto.FLOAT16, "int8": onnx.TensorProto.INT8}[precision]
     initializers = onnx.load(tmp_path / "vit.onnx").graph.initializer
     stored = sum(int(np.prod(x.dims)) for x in initializers if x.data_type == kind)
@@ -70,9 +70,9 @@ def test_onnx_stores_weights_in_precision(tmp_path, precision, image_size):
 @pytest.mark.long
 def test_onnx_of_coatnet_and_token_merging_matches_model(tmp_path):
     # The sizes of each stage are longer terms, which take the exporter minutes.
-    model, images = coatnet(depths=(1, 1, 1, 1), image_size=(None, None)), images_of(3, (64, 96))
+    model, images = coatnet(depths=(1, 1, 1, 1), image_size=(None, None)), images_alone(3, (64, 96))
     export.onnx(model, tmp_path / "model.onnx")
-    np.testing.assert_allclose(run_onnx(tmp_path / "model.onnx", images), outputs_of(model, images)[0], atol=1e-5)
+    np.testing.assert_allclose(run_onnx(tmp_path / "model.onnx", images), model_outputs(model, images)[0], atol=1e-5)
     # With token merging, the number of tokens and their order depend on the images.
     model = tiny.build(token_merging=3, pooling="gap", num_registers=1)
     assert export.onnx(model, tmp_path / "vit.onnx")["difference"] < 1e-5
@@ -81,7 +81,7 @@ def test_onnx_of_coatnet_and_token_merging_matches_model(tmp_path):
 def test_float16_program_runs_without_keras(tmp_path):
     # With dropout the model has variables that are not weights.
     model = tiny.build(dropout_rate=0.5, hidden_dim=48, mlp_dim=96, num_layers=1)
-    images = images_of(7)
+    images = images_alone(7)
     report = export.torch_export(model, tmp_path / "vit.pt2", precision="float16", images=images)
     assert report["difference"] < 1e-5
     assert 0 < report["change"]["largest"] < 0.01
@@ -91,7 +91,7 @@ def test_float16_program_runs_without_keras(tmp_path):
     np.save(tmp_path / "images.npy", images)
     files = [tmp_path / name for name in ("vit.pt2", "images.npy", "outputs.npy")]
     subprocess.run([sys.executable, "-c", READER, *files], check=True)
-    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), outputs_of(model, images)[0], atol=0.01)
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), model_outputs(model, images)[0], atol=0.01)
 
 
 ANY_SIZE = {"image_size": (None, None), "patch_size": 16}
@@ -113,7 +113,7 @@ def test_program_accepts_sizes_other_than_traced(changes, sizes, tmp_path):
     export.torch_export(model, tmp_path / "vit.pt2")
     program = torch.export.load(tmp_path / "vit.pt2").module()
     for count, *size in sizes:
-        images = images_of(count, size)
+        images = images_alone(count, size)
         expected = model.predict(images, verbose=0)
         with torch.no_grad():
             answer = keras.tree.flatten(program(torch.tensor(images)))[0].numpy()
@@ -126,7 +126,7 @@ def test_torch_module_follows_weights_of_model(changes):
     module = export.torch_module(model)
     assert not any(isinstance(part, keras.Layer) for part in module.modules())
     for count in (1, 5):
-        images = images_of(count)
+        images = images_alone(count)
         expected = model.predict(images, verbose=0)
         with torch.inference_mode():
             outputs = module(torch.tensor(images)).float()

@@ -11,18 +11,22 @@ from keras_vit.data import from_dataframe, from_directory
 from keras_vit.evaluation.features import extract_features
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.images.files import decode_jpeg, read_pixels
-from keras_vit.weights.timm_config import of_pretrained_cfg
-from keras_vit.weights.transformers_config import of_processor
+from keras_vit.weights.timm_config import preprocessing_from_cfg
+from keras_vit.weights.transformers_config import preprocessing_from_processor
 from tests.peers import peer
 from tests.pictures import write_jpegs
 
 pytestmark = pytest.mark.backends("tensorflow")
 SIZE = 112
-TIMM = {f"timm {pct}": of_pretrained_cfg({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)}
+TIMM = {
+    f"timm {pct}": preprocessing_from_cfg({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)
+}
 # timm pads with the mean.
 GRAY = {"mean": [0.5] * 3, "std": [0.5] * 3}
 TIMM |= {
-    f"timm {mode} {pct}": of_pretrained_cfg({**GRAY, "interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode})
+    f"timm {mode} {pct}": preprocessing_from_cfg(
+        {**GRAY, "interpolation": "bilinear", "crop_pct": pct, "crop_mode": mode}
+    )
     for mode in ("squash", "border")
     for pct in (0.9, 1.0)
 }
@@ -37,7 +41,7 @@ CLASSES = {"vit": "ViT", "siglip": "Siglip", "deit": "DeiT", "bit": "Bit"}
 RECORDS = {
     "official": Preprocessing(),
     **{name: Preprocessing(**fields) for name, fields in TIMM.items()},
-    **{name: Preprocessing(**of_processor("", fields, {})) for name, fields in PROCESSORS.items()},
+    **{name: Preprocessing(**preprocessing_from_processor("", fields, {})) for name, fields in PROCESSORS.items()},
 }
 OTHERS = {
     "not filtered": Preprocessing(interpolation="bicubic", antialias=False, crop_fraction=0.8),

@@ -38,7 +38,7 @@ def read(changes, num_prefix):
     return slice(0, 2 if changes.get("distillation_token") else 1)
 
 
-def blocks_of(w):
+def find_blocks(w):
     return sorted({path.split("/")[0] for path in w if path.startswith("block_")})
 
 
@@ -87,7 +87,7 @@ def run(model, images, patch=4, num_heads=3, changes=None):
     x, maps = tokens_of(w, np.asarray(images, "float64"), patch), []
     batch, length, width = x.shape
     head_dim = width // num_heads
-    for i, name in enumerate(blocks_of(w)):
+    for i, name in enumerate(find_blocks(w)):
         qkv = dense(norm(x, w, f"{name}/norm_1"), w, f"{name}/attention/qkv")
         q, k, v = qkv.reshape(batch, length, 3, num_heads, head_dim).transpose(2, 0, 3, 1, 4)
         scores = np.exp(q @ k.transpose(0, 1, 3, 2) / math.sqrt(head_dim))

@@ -6,7 +6,7 @@ import pytest
 
 import keras_vit
 from keras_vit.inspection import attention_maps, attention_rollout, gradient_rollout, patch_layout
-from keras_vit.inspection.inputs import pictures_of
+from keras_vit.inspection.inputs import raw_pictures
 from tests.errors import refuses
 from tests.inspection import reference
 
@@ -38,7 +38,7 @@ def test_pictures_of_inputs_are_unscaled_images(raw):
     )
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 12, 3)).astype("uint8")
     nested = keras.Sequential([keras.Input((8, 12, 3)), keras.layers.RandomFlip(seed=0), model])
-    pictures = pictures_of(nested, keras_vit.preprocess_input(images, model))
+    pictures = raw_pictures(nested, keras_vit.preprocess_input(images, model))
     np.testing.assert_allclose(pictures, images, atol=1e-3)
 
 

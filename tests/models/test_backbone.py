@@ -1,7 +1,7 @@
 import keras
 import pytest
 
-from keras_vit.models.backbone import HEADS, head_inputs, parts_of
+from keras_vit.models.backbone import HEADS, find_parts, head_inputs
 from tests import tiny
 from tests.errors import refuses
 from tests.training.test_optimizers import MODELS
@@ -23,7 +23,7 @@ def nested(*around, **changes):
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_contain_each_layer_once(name):
     model = MODELS[name]()
-    parts = parts_of(model)
+    parts = find_parts(model)
     assert sorted(names([*parts.below, *parts.blocks, *parts.above, *parts.others])) == sorted(names(model.layers))
     assert {layer.name for layer in parts.others if layer.weights} == set(HEADS) & set(names(model.layers))
     assert parts.models == [model]
@@ -34,7 +34,7 @@ def test_parts_contain_each_layer_once(name):
 def test_new_head_on_a_backbone_is_in_others(changes):
     model = tiny.build(num_classes=0, **changes)
     body = keras.Model(model.input, Dense(2, name="block_7")(model.output))
-    assert [layer.name for layer in parts_of(body).others if layer.weights] == ["block_7"]
+    assert [layer.name for layer in find_parts(body).others if layer.weights] == ["block_7"]
 
 
 def test_branch_beside_the_blocks_is_in_others():
@@ -42,7 +42,7 @@ def test_branch_beside_the_blocks_is_in_others():
     x = vit.get_layer("block_00").output
     for i in range(6):
         x = keras.layers.LayerNormalization(name=f"aside_{i}")(x)
-    parts = parts_of(keras.Model(vit.input, [vit.output, Dense(3, name="aside")(x)]))
+    parts = find_parts(keras.Model(vit.input, [vit.output, Dense(3, name="aside")(x)]))
     assert names(parts.blocks) == ["block_00", "block_01", "block_02", "block_03"]
     assert set(names(parts.others)) == {*(f"aside_{i}" for i in range(6)), "aside", "head"}
 
@@ -50,7 +50,7 @@ def test_branch_beside_the_blocks_is_in_others():
 def test_parts_of_nested_model_and_layers_around_it():
     head = keras.Sequential([keras.layers.Dropout(0.1, name="drop"), Dense(2, name="mine")])
     model = nested(keras.layers.Rescaling(1.0, name="scale"), None, head)
-    parts = parts_of(keras.Sequential([keras.layers.RandomFlip(name="flip"), model]))
+    parts = find_parts(keras.Sequential([keras.layers.RandomFlip(name="flip"), model]))
     assert set(names(parts.others)) == {"flip", "scale", "drop", "mine"}
     assert names(parts.blocks) == ["block_00", "block_01"] and names(parts.above)[0] == "norm"
     assert names(parts.models)[1:] == ["mine", "vit"]
@@ -58,10 +58,10 @@ def test_parts_of_nested_model_and_layers_around_it():
 
 def test_parts_of_refuses_other_models():
     dense = keras.Sequential([keras.Input((2,)), Dense(2, name="alone")], name="other")
-    refuses("Expected a model of this package's builders.*'other' with layers alone", parts_of, dense)
+    refuses("Expected a model of this package's builders.*'other' with layers alone", find_parts, dense)
     inputs = keras.Input((16, 16, 3))
     twins = [tiny.build(num_classes=0, name=name)(inputs) for name in ("a", "b")]
-    refuses("holds it as a layer.*with 2 such models in it", parts_of, keras.Model(inputs, keras.layers.Add()(twins)))
+    refuses("holds it as a layer.*with 2 such models in it", find_parts, keras.Model(inputs, keras.layers.Add()(twins)))
     assert head_inputs(dense) == []
 
 

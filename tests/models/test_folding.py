@@ -51,7 +51,7 @@ def test_folded_constants_stay_readable():
     folded = keras_vit.fold_preprocessing(build(**RAW))
     images = RNG.uniform(0, 255, (1, 16, 16, 3)).astype("float32")
     np.testing.assert_array_equal(keras_vit.preprocess_input(images, folded), images)
-    np.testing.assert_array_equal(keras_vit.inspection.inputs.pictures_of(folded, images), images)
+    np.testing.assert_array_equal(keras_vit.inspection.inputs.raw_pictures(folded, images), images)
     assert folded.get_layer("normalization").preprocessing.mean == IMAGENET["mean"]
     # The folded model saves a pass over the pixels.
     (row,) = (row for row in keras_vit.profile(folded).rows if row.name == "normalization")

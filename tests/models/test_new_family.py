@@ -10,7 +10,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import arguments
-from keras_vit.config import ModelConfig, activation_of, checked
+from keras_vit.config import ModelConfig, checked, checked_activation
 from keras_vit.models import catalog
 from keras_vit.models.family import Family, build, dense_head
 from keras_vit.weights import codecs
@@ -30,12 +30,12 @@ class ToyConfig(ModelConfig):
     sizes: ClassVar[tuple[str, ...]] = ("width", "num_classes")
 
     width: int = checked(arguments.positive_int)
-    activation: str = checked(activation_of, default="relu")
+    activation: str = checked(checked_activation, default="relu")
 
     block_names: ClassVar[list[str]] = ["stage_1"]
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         return {"width": {"small": 4, "large": 6}[variant]}
 
 

@@ -231,7 +231,7 @@ BARE_TIMM = [
 
 @pytest.mark.parametrize("arguments, unknown", BARE_TIMM)
 def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, arguments, unknown):
-    monkeypatch.setattr(vit_config, "num_heads_of", lambda *sizes: 3)
+    monkeypatch.setattr(vit_config, "num_heads_from_sizes", lambda *sizes: 3)
     model = randomize(build(**{"activation": "gelu", **arguments}))
     keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
     path = _without_facts(tmp_path / "model.safetensors")
@@ -246,7 +246,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
     ("name", "asked"), [("hf_clip", "activation="), ("hf_dinov3_gated", "num_heads=, activation=")]
 )
 def test_file_without_its_folder_needs_more_arguments(monkeypatch, name, asked):
-    monkeypatch.setattr(vit_config, "num_heads_of", lambda *sizes: 4)
+    monkeypatch.setattr(vit_config, "num_heads_from_sizes", lambda *sizes: 4)
     path = GOLDEN_FOLDER / name / "model.safetensors"
     refuses(f"Pass {asked} to", keras_vit.from_pretrained, path)
     assert keras_vit.from_pretrained(path, num_heads=4, activation="silu").config.activation == "silu"

@@ -5,9 +5,9 @@ from keras import ops
 
 import keras_vit
 from keras_vit.prediction.classes import (
-    activation_of,
     gives_features,
     imagenet_classes,
+    output_activation,
     outputs_named,
     prediction_activation,
 )
@@ -95,7 +95,7 @@ def test_multi_label_model_has_sigmoid_predictions():
     model = build(class_names=list("abcde"))
     model.get_layer("normalization").task = "multi_label"
     copy = keras.models.clone_model(model)
-    assert activation_of(copy) == "sigmoid" and activation_of(build()) == "softmax"
+    assert output_activation(copy) == "sigmoid" and output_activation(build()) == "softmax"
     names = [name for _, name, _ in keras_vit.decode_predictions([[0.9, 0.8, 0.1, 0.2, 0.0]], copy, top=2)[0]]
     assert names == ["a", "b"]
 
@@ -104,7 +104,7 @@ def test_regression_model_has_no_classes(tmp_path):
     model = build(num_classes=1, task="regression", class_names=["age"])
     model.save(tmp_path / "model.keras")
     for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
-        assert activation_of(copy) is None and outputs_named(copy) == [("0", "age")]
+        assert output_activation(copy) is None and outputs_named(copy) == [("0", "age")]
         refuses("task='regression'", keras_vit.decode_predictions, [[0.5]], copy)
     keras_vit.save_weights(model, tmp_path / "model.npz")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.task == "regression"
@@ -147,10 +147,10 @@ def test_prediction_activation_must_fit_the_loss(loss, setting):
 )
 def test_activation_of_a_head_with_activation_is_none(activation, postprocess, expected):
     model = build(classifier_activation=activation)
-    assert activation_of(model, postprocess) == expected
-    assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model]), postprocess) == expected
+    assert output_activation(model, postprocess) == expected
+    assert output_activation(keras.Sequential([keras.Input((16, 16, 3)), model]), postprocess) == expected
     softmax = keras.Sequential([keras.Input((16, 16, 3)), model, keras.layers.Softmax()])
-    assert activation_of(softmax, postprocess) is None
+    assert output_activation(softmax, postprocess) is None
 
 
 @pytest.mark.parametrize(
@@ -168,18 +168,18 @@ def test_activation_of_a_head_with_activation_is_none(activation, postprocess, e
 )
 def test_activation_of_sees_through_identity_operations(wrap):
     model = build()
-    assert activation_of(keras.Model(model.input, wrap(model.output))) is None
+    assert output_activation(keras.Model(model.input, wrap(model.output))) is None
 
 
 def test_activation_of_distilled_model_and_of_other_heads():
     model = build(distillation_token=True, classifier_activation="softmax")
-    assert activation_of(model) is None
-    assert activation_of(keras.Sequential([keras.Input((16, 16, 3)), model])) is None
-    assert activation_of(build(distillation_token=True)) == "softmax"
-    assert activation_of(build(num_classes=1), "classify") == "sigmoid"
+    assert output_activation(model) is None
+    assert output_activation(keras.Sequential([keras.Input((16, 16, 3)), model])) is None
+    assert output_activation(build(distillation_token=True)) == "softmax"
+    assert output_activation(build(num_classes=1), "classify") == "sigmoid"
     # Logits computed from probabilities are no probabilities.
     model = build(classifier_activation="softmax")
-    assert activation_of(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
-    assert activation_of(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
+    assert output_activation(keras.Model(model.input, keras.layers.Dense(3)(model.output))) == "softmax"
+    assert output_activation(keras.Model(model.input, keras.layers.Average()([model.output, ops.log(model.output)])))
     for model in (build(pooling="none"), build(distillation_token=True, return_both_heads=True)):
-        refuses("one output", activation_of, model, "classify")
+        refuses("one output", output_activation, model, "classify")

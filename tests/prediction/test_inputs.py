@@ -6,9 +6,9 @@ import keras_vit
 from keras_vit.prediction.inputs import (
     check_values,
     in_unit_range,
+    input_range,
     is_arrays,
     num_batches,
-    range_of,
     sliced,
     to_numpy,
 )
@@ -23,13 +23,13 @@ def raw():
 
 
 def test_range_of_plain_and_wrapped_models():
-    assert range_of(build()) == (-1, 1) and range_of(build(include_preprocessing=True)) == (0, 255)
-    assert range_of(build(preprocessing=IMAGENET)) == pytest.approx((-2.118, 2.640), abs=1e-3)
+    assert input_range(build()) == (-1, 1) and input_range(build(include_preprocessing=True)) == (0, 255)
+    assert input_range(build(preprocessing=IMAGENET)) == pytest.approx((-2.118, 2.640), abs=1e-3)
     inputs = keras.Input((16, 16, 3))
     around = keras.Model(inputs, keras.layers.Dense(2)(build()(inputs)))
-    assert range_of(around) == (-1, 1) and range_of(keras_vit.training.SAM(around)) == (-1, 1)
-    assert range_of(keras.Sequential([inputs, keras.layers.Rescaling(1 / 255), build()])) is None
-    assert range_of(keras.Sequential([inputs, keras.layers.Flatten()])) is None
+    assert input_range(around) == (-1, 1) and input_range(keras_vit.training.SAM(around)) == (-1, 1)
+    assert input_range(keras.Sequential([inputs, keras.layers.Rescaling(1 / 255), build()])) is None
+    assert input_range(keras.Sequential([inputs, keras.layers.Flatten()])) is None
 
 
 @pytest.mark.parametrize("options", [{}, {"preprocessing": IMAGENET}, {"include_preprocessing": True}])

@@ -12,7 +12,7 @@ from tests.models.vt_resnet import test_model as vt_resnet
 from tests.training.test_optimizers import IMAGES, LABELS, LOSS, MODELS, built, fit, twins, values
 
 
-def layer_of(variable):
+def find_layer_name(variable):
     return variable.path.split("/")[0]
 
 
@@ -29,8 +29,8 @@ def test_each_variable_belongs_to_one_multiplier(name):
     owners = {id(v): layer.name for layer in model.layers for v in layer.trainable_variables}
     assert set(owners) == {id(v) for v in model.trainable_variables}
     assert sum(len(layer.trainable_variables) for layer in model.layers) == len(model.trainable_variables)
-    assert all(layer_of(v) == owners[id(v)] for v in model.trainable_variables)
-    assert {factors[layer_of(v)] for v in model.trainable_variables} == set(factors.values())
+    assert all(find_layer_name(v) == owners[id(v)] for v in model.trainable_variables)
+    assert {factors[find_layer_name(v)] for v in model.trainable_variables} == set(factors.values())
 
 
 def test_layer_decay_of_sgd_equals_numpy():
@@ -45,7 +45,7 @@ def test_layer_decay_of_sgd_equals_numpy():
         optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], model.trainable_variables)
         norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in grads))
         for i, v in enumerate(model.trainable_variables):
-            momenta[i] = 0.9 * momenta[i] - 0.1 * factors[layer_of(v)] * grads[i] / norm
+            momenta[i] = 0.9 * momenta[i] - 0.1 * factors[find_layer_name(v)] * grads[i] / norm
             weights[i] = weights[i] + momenta[i]
     for v, expected in zip(model.trainable_variables, weights, strict=True):
         np.testing.assert_allclose(values([v])[0], expected, atol=1e-6)
@@ -67,7 +67,7 @@ def test_layer_decay_of_adamw_equals_rates_per_layer(accumulation):
         grads = {v.path: keras.ops.convert_to_tensor(rng.normal(size=v.shape), "float32") for v in model.weights}
         wrapped.apply([grads[v.path] for v in model.trainable_variables], model.trainable_variables)
         for factor, optimizer in each.items():
-            group = [v for v in reference.trainable_variables if factors[layer_of(v)] == factor]
+            group = [v for v in reference.trainable_variables if factors[find_layer_name(v)] == factor]
             optimizer.apply([grads[v.path] for v in group], group)
     for a, b, before in zip(values(model.weights), values(reference.weights), start, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)

@@ -6,7 +6,7 @@ import pytest
 from keras_vit.data import POLICIES, splits
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build
-from keras_vit.models.vit.variants import architecture_of
+from keras_vit.models.vit.variants import architecture_name
 from keras_vit.models.zoo import resolve
 from keras_vit.training import RECIPES, run
 from keras_vit.training.from_recipe import lengths, optimizer
@@ -63,7 +63,7 @@ def test_recipe_model_can_be_built(name):
 @pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if row.weights])
 def test_recipe_weights_are_published(name):
     row = RECIPES[name]
-    published = resolve(architecture_of(row.variant), row.weights)
+    published = resolve(architecture_name(row.variant), row.weights)
     assert name not in ("finetune_flowers17", "lora_flowers17") or published.url.endswith("/ViT-B_16-224.npz")
 
 

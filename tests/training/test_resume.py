@@ -42,7 +42,7 @@ def interrupted(folder, step, **options):
         fit(make_model(), folder, Kill(step), **options)
 
 
-def steps_of(folder):
+def operation_steps(folder):
     """Returns the steps of the checkpoints in a folder."""
     return sorted(int(path.stem.split("_")[1]) for path in folder.glob("step_*.npz"))
 
@@ -173,7 +173,7 @@ def test_resume_non_finite_loss_stops_the_run(tmp_path, capsys):
     assert len(history.history["loss"]) == 1
     said = capsys.readouterr().out
     assert "The loss is nan at step" in said
-    assert len(steps_of(tmp_path)) == min(3, int(said.split("at step ")[1].split(".")[0]) - 1) > 0
+    assert len(operation_steps(tmp_path)) == min(3, int(said.split("at step ")[1].split(".")[0]) - 1) > 0
     assert all(np.isfinite(a).all() for a in state(model))
     assert not all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
 
@@ -188,7 +188,7 @@ def test_resume_non_finite_weight_stops_the_run(tmp_path, capsys):
     model = make_model()
     fit(model, tmp_path, Break())
     assert "is not finite at step 4." in capsys.readouterr().out
-    assert steps_of(tmp_path) == [2]
+    assert operation_steps(tmp_path) == [2]
     assert all(np.isfinite(a).all() for a in state(model))
 
 
@@ -268,10 +268,10 @@ def test_fit_refuses_epochs_that_share_a_dataset_pass(tmp_path, batches, steps):
     refuses(
         "`steps_per_epoch` for data that never ends", training.fit, small(), lambda epoch: data.repeat(), 2, **options
     )
-    assert not steps_of(tmp_path)
+    assert not operation_steps(tmp_path)
     if steps < 8:
         training.fit(small(), lambda epoch: endless, 2, steps_per_epoch=steps, **options)
-        assert max(steps_of(tmp_path)) == 2 * steps
+        assert max(operation_steps(tmp_path)) == 2 * steps
     training.fit(small(), data, 2, steps_per_epoch=4, resume=tmp_path / "whole", verbose=0)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_vit.data import from_dataframe
 from keras_vit.distillation import Distiller
-from keras_vit.training.run_record import data_of, difference, plain_rate, record_of
+from keras_vit.training.run_record import describe_data, describe_run, difference, plain_rate
 from tests.distillation.models import conv_teacher, linear_student
 from tests.tiny import build
 
@@ -17,7 +17,7 @@ from tests.tiny import build
 def record(model=None, optimizer=None, data=None):
     model = model or build(num_layers=1)
     model.compile(optimizer or keras.optimizers.Adam(0.1), "mse")
-    return record_of(model, data)
+    return describe_run(model, data)
 
 
 def test_record_of_a_rebuilt_model_is_equal():
@@ -62,7 +62,7 @@ def test_record_difference_names_changed_optimizers():
 
 
 def described(data, batch=None, steps=None, **options):
-    return data_of(data, batch or (), steps, **options)
+    return describe_data(data, batch or (), steps, **options)
 
 
 def test_data_record_has_sizes_and_values():
@@ -102,7 +102,7 @@ def test_record_of_objects_without_config():
 
     model = build(num_layers=1)
     model.compile("sgd", functools.partial(loss, 2.0))
-    assert record_of(model, None)["loss"]["config"]["class"] == "partial"
+    assert describe_run(model, None)["loss"]["config"]["class"] == "partial"
     strange = scipy.sparse.csr_matrix(np.eye(3)), np.array(["a", None, 3], object)
     assert difference(described(strange), described(strange)) is None
     json.dumps(described(strange))
@@ -128,6 +128,6 @@ def test_record_contains_the_value_of_a_custom_loss():
     records = []
     for scale in (1, 1, 5):
         model.compile("sgd", losses(scale))
-        records.append(record_of(model, None, batch))
+        records.append(describe_run(model, None, batch))
     assert difference(records[0], records[1]) is None
     assert difference(records[0], records[2]).startswith("loss.value ")

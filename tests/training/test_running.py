@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_vit import data, training
-from keras_vit.config import carrier_of
+from keras_vit.config import find_normalization
 from tests.distribution.children import write_images
 from tests.tiny import Kill
 
@@ -122,7 +122,7 @@ def test_run_requests_data_with_the_model_preprocessing(images, tmp_path):
     recipe = training.RECIPES["finetune_pets"].replace({**TINY, **changes, "steps": 1, "warmup_steps": 0})
     training.run(recipe, make, tmp_path / "run", weights="none", verbose=0)
     for _, options in asked[1:]:
-        found = carrier_of(options["preprocessing"]).preprocessing
+        found = find_normalization(options["preprocessing"]).preprocessing
         assert (found.interpolation, found.antialias, found.crop_fraction) == ("bicubic", True, 0.8)
         assert found.mean == (0.4, 0.5, 0.6)
         # The model scales the images.

@@ -9,8 +9,8 @@ import pytest
 
 import keras_vit
 from keras_vit.models.catalog import identify, read_config
-from keras_vit.models.loading import fields_of, heads_of, open_file
-from keras_vit.weights.tokens import weights_of
+from keras_vit.models.loading import current_fields, head_sizes, open_file
+from keras_vit.weights.tokens import weights_by_path
 from tests.golden import GOLDEN_FOLDER
 
 
@@ -52,8 +52,8 @@ def unchanged(model, before):
 
 def shapes_of(model, source):
     """Returns {key: shape} of the file of a source with the weights of a model."""
-    heads, found = heads_of(fields_of(model)), {}
-    for weight, variable in weights_of(model).items():
+    heads, found = head_sizes(current_fields(model)), {}
+    for weight, variable in weights_by_path(model).items():
         row = source.find(weight)
         found |= zip(row.keys, row.codec.file_shapes(tuple(variable.shape), heads), strict=True)
     return found

@@ -182,7 +182,7 @@ class _HubHandler(_Handler):
         commit = hub.put(repo, files, revision)
         self._json({"commitUrl": f"{hub.url}/{repo}/commit/{commit}", "commitOid": commit})
 
-    def _of_kaggle(self, hub, body, call):
+    def _kaggle_path(self, hub, body, call):
         wanted = json.loads(body)
         handle = "/".join(wanted[key] for key in ("ownerSlug", "modelSlug", "framework", "instanceSlug"))
         handle = handle.replace("MODEL_FRAMEWORK_KERAS", "keras")
@@ -209,7 +209,7 @@ _ROUTES = [
     ("POST", f"/{_REPO}.git/info/lfs/objects/batch", _HubHandler._batch),
     ("PUT", "/large/(?P<digest>[0-9a-f]+)", _HubHandler._put),
     ("POST", f"/api/models/{_REPO}/commit/{_REVISION}", _HubHandler._commit),
-    ("POST", "/api/v1/models.ModelApiService/(?P<call>.+)", _HubHandler._of_kaggle),
+    ("POST", "/api/v1/models.ModelApiService/(?P<call>.+)", _HubHandler._kaggle_path),
 ]
 
 

@@ -115,7 +115,7 @@ def test_interrupted_download_leaves_nothing(server, path, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "digest_of", interrupt)
+    monkeypatch.setattr(module, "update_digest", interrupt)
     check_not_downloaded(None, server.url, path, KeyboardInterrupt)
 
 

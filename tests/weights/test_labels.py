@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.prediction.classes import activation_of
+from keras_vit.prediction.classes import output_activation
 from tests.tiny import TEST_VIT, build
 from tests.weights.helpers import check_not_saved
 
@@ -64,7 +64,7 @@ def test_timm_label_names_give_class_names(folder, changes):
 def test_problem_type_gives_the_task(folder, problem_type, task, activation):
     model = load(folder("huggingface", problem_type=problem_type))
     assert model.config.task == task
-    assert activation_of(model) == activation
+    assert output_activation(model) == activation
 
 
 def test_one_label_of_transformers_is_a_regression(tmp_path):

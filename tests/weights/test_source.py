@@ -5,7 +5,7 @@ import pytest
 import keras_vit
 from keras_vit.models import catalog as names
 from keras_vit.weights.read.file import Entry
-from keras_vit.weights.tokens import weights_of
+from keras_vit.weights.tokens import weights_by_path
 from tests.models.efficientnet import test_model as efficientnet
 from tests.tiny import build
 
@@ -53,7 +53,7 @@ def weights(name):
         models.append(keras_vit.BiT("R50x1", stages=(1, 2), width_factor=0.5, image_size=32, num_classes=3))
     if name in EFFICIENTNET or name == "keras":
         models.append(efficientnet.build())
-    return [set(weights_of(model)) for model in models]
+    return [set(weights_by_path(model)) for model in models]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -65,9 +65,9 @@ def test_each_weight_has_its_own_key(name):
             # timm and SigLIP store several weights of the attention pooling in one array.
             assert len({key for own in keys.values() for key in own}) == sum(len(own) for own in keys.values())
         for weight, own in keys.items():
-            assert {source.layer_of(key) for key in own} == {weight.split("/")[0]}
+            assert {source.find_layer_name(key) for key in own} == {weight.split("/")[0]}
             if name not in ("timm", "siglip") or not weight.startswith("pooling/attention/"):
-                assert {source.weight_of(key) for key in own} == {weight}
+                assert {source.find_weight_path(key) for key in own} == {weight}
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "keras"])
@@ -101,7 +101,7 @@ def test_source_is_recognised_by_its_keys(name):
     ],
 )
 def test_numbers_in_keys_are_converted(source, weight, key):
-    assert source.find(weight).keys == (key,) and source.weight_of(key) == weight
+    assert source.find(weight).keys == (key,) and source.find_weight_path(key) == weight
 
 
 def test_numbered_modules_of_bit_are_canonical():
@@ -122,7 +122,7 @@ def test_numbered_modules_of_bit_are_canonical():
 def test_keys_of_other_models_have_no_source(keys):
     assert names.recognise(keys, "safetensors", {}) is None and names.recognise(keys, "npz", {}) is None
     assert (
-        names.sources()["official"].weight_of("encoder.weight") is None
+        names.sources()["official"].find_weight_path("encoder.weight") is None
         and names.sources()["official"].find("block_00/nothing") is None
     )
 

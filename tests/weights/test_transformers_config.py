@@ -12,17 +12,17 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 def test_timm_config_gives_preprocessing():
     config = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "crop_pct": 0.95}
     expected = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic", "crop_fraction": 0.95}
-    assert timm_config.of_pretrained_cfg(config) == {**expected, "antialias": True, "resize_mode": "crop"}
-    whole = timm_config.of_pretrained_cfg({"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"})
+    assert timm_config.preprocessing_from_cfg(config) == {**expected, "antialias": True, "resize_mode": "crop"}
+    whole = timm_config.preprocessing_from_cfg({"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"})
     assert whole["resize_mode"] == "crop" and whole["antialias"]
-    modes = [timm_config.of_pretrained_cfg({"crop_mode": mode})["resize_mode"] for mode in ("squash", "border")]
+    modes = [timm_config.preprocessing_from_cfg({"crop_mode": mode})["resize_mode"] for mode in ("squash", "border")]
     assert modes == ["squash", "pad"]
     with pytest.raises(ValueError, match="`crop_mode` .* Received: 'corner'"):
-        timm_config.of_pretrained_cfg({"crop_mode": "corner"})
+        timm_config.preprocessing_from_cfg({"crop_mode": "corner"})
 
 
 def test_missing_timm_values_are_those_of_timm():
-    found = timm_config.of_pretrained_cfg({"input_size": [3, 32, 32], "mean": None})
+    found = timm_config.preprocessing_from_cfg({"input_size": [3, 32, 32], "mean": None})
     assert found == {**IMAGENET_PREPROCESSING, "antialias": True, "resize_mode": "crop"}
 
 
@@ -38,7 +38,7 @@ def test_missing_timm_values_are_those_of_timm():
 )
 def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     config = {"size": size, "crop_size": crop, "do_center_crop": center, "resample": 3}
-    found = transformers_config.of_processor("folder", config, {})
+    found = transformers_config.preprocessing_from_processor("folder", config, {})
     assert found["crop_fraction"] == fraction and found["interpolation"] == "bicubic" and found["antialias"]
     assert found["resize_mode"] == ("crop" if size == {"shortest_edge": 256} else "squash")
 
@@ -55,7 +55,7 @@ def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     ],
 )
 def test_missing_values_are_those_of_the_image_processor(kind, stated, expected):
-    found = transformers_config.of_processor("folder", {"image_processor_type": kind, **stated}, {})
+    found = transformers_config.preprocessing_from_processor("folder", {"image_processor_type": kind, **stated}, {})
     assert {name: found[name] for name in expected} == expected
 
 
@@ -69,7 +69,7 @@ def test_missing_values_are_those_of_the_image_processor(kind, stated, expected)
 )
 def test_image_processor_that_is_not_understood_is_refused(stated, message):
     with pytest.raises(ValueError, match=rf"preprocessor_config\.json\. Expected {message}.* Received: "):
-        transformers_config.of_processor("folder", stated, {})
+        transformers_config.preprocessing_from_processor("folder", stated, {})
 
 
 @pytest.mark.long
@@ -112,8 +112,8 @@ def test_preprocessing_of_architectures_is_that_of_timm():
         timm_config.state_architecture(file, name, preprocessing=True)
         if file.facts["timm"] is not None:
             known += 1
-            theirs = timm_config.of_pretrained_cfg(timm.get_pretrained_cfg(name).to_dict())
-            ours = timm_config.of_pretrained_cfg(file.facts["timm"])
+            theirs = timm_config.preprocessing_from_cfg(timm.get_pretrained_cfg(name).to_dict())
+            ours = timm_config.preprocessing_from_cfg(file.facts["timm"])
             assert {**ours, "mean": tuple(ours["mean"]), "std": tuple(ours["std"])} == theirs, name
     assert known >= 60
 

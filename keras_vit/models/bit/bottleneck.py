@@ -60,7 +60,7 @@ class Bottleneck(Layer):
         self.width = arguments.positive_int("width", width)
         self.strides = arguments.positive_int("strides", strides)
         self.pre_activation = bool(pre_activation)
-        self.epsilons = arguments.one_of("epsilons", epsilons, RESNET_EPSILONS)
+        self.epsilons = arguments.choice("epsilons", epsilons, RESNET_EPSILONS)
         if self.width % 32:
             raise arguments.invalid("width", "a multiple of 32", width)
         self.conv_1 = self._conv("conv_1", width, 1)

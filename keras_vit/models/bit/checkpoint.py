@@ -19,7 +19,7 @@ def read_config(file, grid_size=None):
     if root_width is None:
         found.leave("the shapes of the arrays do not show it", "stages", "width_factor")
     else:
-        found.put(STATED, stages=stages_of(file.layers), width_factor=root_width / ROOT_WIDTH)
+        found.put(STATED, stages=stages_from_layers(file.layers), width_factor=root_width / ROOT_WIDTH)
     if "config" in file.own:
         read_record(file, found)
         return found
@@ -36,7 +36,7 @@ def read_config(file, grid_size=None):
     return found
 
 
-def stages_of(layers):
+def stages_from_layers(layers):
     """Returns the units per stage of a ResNet, given the names of its layers."""
     found = [int(match[1]) for match in (re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers) if match]
     return tuple(found.count(stage) for stage in sorted(set(found)))

@@ -73,16 +73,16 @@ class BiTConfig(ModelConfig):
 
     stages: tuple[int, ...] = checked(stage_sizes)
     width_factor: float = checked(half_multiple)
-    pool_padding: str = checked(arguments.one_of, ("lowest", "zeros"), default="lowest")
-    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
+    pool_padding: str = checked(arguments.choice, ("lowest", "zeros"), default="lowest")
+    resnet_epsilons: str = checked(arguments.choice, RESNET_EPSILONS, default="official")
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         """Returns the fields that a variant sets."""
         return dict(zip(("stages", "width_factor"), decode_resnet(variant), strict=True))
 
     @classmethod
-    def name_of(cls, fields):
+    def name_from_fields(cls, fields):
         depth = next((depth for depth, units in RESNETS.items() if units == fields["stages"]), None)
         return None if depth is None else f"BiT-R{depth}x{fields['width_factor']:g}"
 

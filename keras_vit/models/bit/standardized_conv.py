@@ -49,11 +49,11 @@ class StandardizedConv2D(Layer):
         self.filters = arguments.positive_int("filters", filters)
         self.kernel_size = arguments.pair("kernel_size", kernel_size)
         self.strides = arguments.pair("strides", strides)
-        self.padding = arguments.one_of("padding", padding, ("same", "symmetric"))
+        self.padding = arguments.choice("padding", padding, ("same", "symmetric"))
         if padding == "symmetric" and not all(size % 2 for size in self.kernel_size):
             raise arguments.invalid("kernel_size", 'odd sizes with padding="symmetric"', kernel_size)
         self.epsilon = arguments.epsilon("epsilon", epsilon)
-        self.epsilon_added_to = arguments.one_of("epsilon_added_to", epsilon_added_to, ("std", "variance"))
+        self.epsilon_added_to = arguments.choice("epsilon_added_to", epsilon_added_to, ("std", "variance"))
         self.kernel_initializer = keras.initializers.get(
             initializers.LecunNormal() if kernel_initializer is None else kernel_initializer
         )

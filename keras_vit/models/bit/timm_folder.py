@@ -20,5 +20,5 @@ def config_json(config, arrays, facts):
 
 
 def _name(config):
-    name = (BiTConfig.name_of(vars(config)) or "").removeprefix("BiT-R")
+    name = (BiTConfig.name_from_fields(vars(config)) or "").removeprefix("BiT-R")
     return f"resnetv2_{name}_bit" if name in _BITS else None

@@ -4,7 +4,14 @@ import math
 import re
 
 from keras_vit import arguments
-from keras_vit.models.coatnet.config import ACTIVATIONS, EXPANSION, VARIANTS, CoAtNetConfig, image_size_of, table_grid
+from keras_vit.models.coatnet.config import (
+    ACTIVATIONS,
+    EXPANSION,
+    VARIANTS,
+    CoAtNetConfig,
+    image_size_in_name,
+    table_grid,
+)
 from keras_vit.weights import timm_config
 from keras_vit.weights.found import KNOWN, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
@@ -56,7 +63,7 @@ _IGNORED = re.compile(
 )
 
 
-def arguments_of(config):
+def maxxvit_arguments(config):
     """Returns the arguments of timm's `MaxxVit` for a config, as JSON values."""
     found = {}
     for names, field, values in _FIELDS:
@@ -81,7 +88,7 @@ def config_of(path, name, args):
     if row not in NAMES:
         known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
         raise ValueError(f"Cannot load {path!r}: {name!r} of timm is not supported, of the CoAtNets only {known}.")
-    found = arguments_of(CoAtNetConfig.from_variant(row))
+    found = maxxvit_arguments(CoAtNetConfig.from_variant(row))
     for key, value in args.items():
         if key in _FIXED:
             translated(path, key, value, {_FIXED[key]: None})
@@ -125,7 +132,7 @@ def _conv_depths(path, kinds, depths):
     return found
 
 
-def of_arrays(shapes):
+def fields_from_arrays(shapes):
     """Returns the config fields that follow from a state dict's {key: shape}."""
     blocks = sorted({(int(s), int(b)) for s, b in re.findall(r"stages\.(\d+)\.blocks\.(\d+)\.", "\n".join(shapes))})
     stages = sorted({s for s, _ in blocks})
@@ -169,7 +176,7 @@ def of_arrays(shapes):
     return fields
 
 
-def variant_of(fields):
+def timm_variant(fields):
     """Returns the name of the timm CoAtNet with these fields, or None."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
@@ -213,14 +220,14 @@ def _read_architecture(file, found):
     fields = _architecture(config_of(file.path, name, stated | timm_config.model_args(file)))
     found.put(f"{KNOWN} {name}", **fields, name=re.sub(r"_\d{3}$", "", name))
     if "image_size" not in found.values and "image_size" not in found.unknown:
-        found.put(f"{KNOWN} {name}", image_size=(image_size_of(name),) * 2)
+        found.put(f"{KNOWN} {name}", image_size=(image_size_in_name(name),) * 2)
 
 
 def _read_arrays(file, found):
     """Adds the fields that follow from the arrays of a state dict."""
-    shown = of_arrays(file.shapes)
+    shown = fields_from_arrays(file.shapes)
     found.put(STATED, **shown)
-    name = variant_of(shown)
+    name = timm_variant(shown)
     if name is None:
         found.leave("no CoAtNet of timm has arrays of these shapes; pass the one that it was made from", "variant")
     else:

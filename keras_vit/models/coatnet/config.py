@@ -89,22 +89,22 @@ class CoAtNetConfig(ModelConfig):
     stem_widths: tuple[int, int] = checked(arguments.pair, arguments.LARGEST)
     conv_depths: tuple[int, ...] | None = checked(conv_depths, optional=True, default=None)
     head_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=32)
-    expanded_from: str = checked(arguments.one_of, EXPANDED_FROM, default="output")
-    downsampling: str = checked(arguments.one_of, DOWNSAMPLINGS, default="expansion")
-    pool_type: str = checked(arguments.one_of, POOL_TYPES, default="max2")
-    padding: str = checked(arguments.one_of, PADDINGS, default="same")
-    activation: str = checked(arguments.one_of, ACTIVATIONS, default="gelu")
-    conv_activation: str = checked(arguments.one_of, ACTIVATIONS, default="gelu")
+    expanded_from: str = checked(arguments.choice, EXPANDED_FROM, default="output")
+    downsampling: str = checked(arguments.choice, DOWNSAMPLINGS, default="expansion")
+    pool_type: str = checked(arguments.choice, POOL_TYPES, default="max2")
+    padding: str = checked(arguments.choice, PADDINGS, default="same")
+    activation: str = checked(arguments.choice, ACTIVATIONS, default="gelu")
+    conv_activation: str = checked(arguments.choice, ACTIVATIONS, default="gelu")
     pre_norm_activation: bool = checked(arguments.boolean, default=False)
     conv_bias: bool = checked(arguments.boolean, default=True)
     shortcut_bias: bool = checked(arguments.boolean, default=True)
     se_ratio: float = checked(arguments.positive_number, default=0.25)
-    se_activation: str = checked(arguments.one_of, ACTIVATIONS, default="silu")
+    se_activation: str = checked(arguments.choice, ACTIVATIONS, default="silu")
     se_before_norm: bool = checked(arguments.boolean, default=False)
-    transformer_norm: str = checked(arguments.one_of, NORMS, default="layer")
+    transformer_norm: str = checked(arguments.choice, NORMS, default="layer")
     layer_scale_init: float | None = checked(arguments.number, optional=True, default=None)
     position_mlp_dim: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
-    position_interpolation: str = checked(arguments.one_of, TABLE_METHODS, default="bilinear")
+    position_interpolation: str = checked(arguments.choice, TABLE_METHODS, default="bilinear")
     table_image_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
     norm_after_pooling: bool = checked(arguments.boolean, default=False)
     representation_size: int | None = checked(arguments.positive_int, arguments.LARGEST, optional=True, default=None)
@@ -114,10 +114,10 @@ class CoAtNetConfig(ModelConfig):
     @classmethod
     def from_variant(cls, variant, **overrides):
         """Returns the config of a variant, such as "0" or "coatnet_0_rw"; `overrides` set other fields."""
-        return super().from_variant(variant, **{"image_size": image_size_of(variant), **overrides})
+        return super().from_variant(variant, **{"image_size": image_size_in_name(variant), **overrides})
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         """Returns the fields that a variant sets."""
         return VARIANTS[decode_coatnet(variant)]
 
@@ -256,7 +256,7 @@ def decode_coatnet(variant):
     raise arguments.invalid("variant", expected, variant)
 
 
-def image_size_of(variant):
+def image_size_in_name(variant):
     """Returns the image size at the end of timm's name, as in "coatnet_rmlp_2_rw_384", or 224."""
     match = re.search(r"_(\d{3})$", variant) if isinstance(variant, str) else None
     return int(match[1]) if match else DEFAULT_IMAGE_SIZE

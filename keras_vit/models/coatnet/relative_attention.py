@@ -57,7 +57,7 @@ class RelativeAttention(CompositeLayer):
         self.units = arguments.positive_int("units", units)
         self.grid_size = arguments.pair("grid_size", grid_size)
         self.position_mlp_dim = arguments.optional(arguments.positive_int, "position_mlp_dim", position_mlp_dim)
-        self.interpolation = arguments.one_of("interpolation", interpolation, TABLE_METHODS)
+        self.interpolation = arguments.choice("interpolation", interpolation, TABLE_METHODS)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):

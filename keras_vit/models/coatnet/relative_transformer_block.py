@@ -65,11 +65,11 @@ class RelativeTransformerBlock(CompositeLayer):
     ):
         super().__init__(**kwargs)
         self.num_heads, self.head_dim, self.units = num_heads, head_dim, arguments.positive_int("units", units)
-        self.strides = arguments.one_of("strides", strides, (1, 2))
-        self.pool_type = arguments.one_of("pool_type", pool_type, POOL_TYPES)
-        self.padding = arguments.one_of("padding", padding, PADDINGS)
+        self.strides = arguments.choice("strides", strides, (1, 2))
+        self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
+        self.padding = arguments.choice("padding", padding, PADDINGS)
         self.shortcut_bias = bool(shortcut_bias)
-        self.norm = arguments.one_of("norm", norm, NORMS)
+        self.norm = arguments.choice("norm", norm, NORMS)
         self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
         self.position_mlp_dim, self.interpolation, self.seed = position_mlp_dim, interpolation, seed

@@ -1,7 +1,7 @@
 """Builds the config.json of CoAtNet folders that timm loads."""
 
 from keras_vit.config import DEFAULT_IMAGE_SIZE
-from keras_vit.models.coatnet.checkpoint import NAMES, SUFFIXES, arguments_of
+from keras_vit.models.coatnet.checkpoint import NAMES, SUFFIXES, maxxvit_arguments
 from keras_vit.models.coatnet.config import CoAtNetConfig
 from keras_vit.weights import timm_config
 
@@ -25,8 +25,8 @@ def _name(config):
     odd = None not in config.image_size and any(side % 2 ** (len(config.depths) + 1) for side in config.image_size)
     if odd or config.norm_after_pooling != (config.representation_size is not None):
         return None
-    own = arguments_of(config)
-    name = next((name for name in NAMES if arguments_of(CoAtNetConfig.from_variant(name)) == own), None)
+    own = maxxvit_arguments(config)
+    name = next((name for name in NAMES if maxxvit_arguments(CoAtNetConfig.from_variant(name)) == own), None)
     return name and f"{name}{SUFFIXES.get(name, '_224')}"
 
 

@@ -6,7 +6,7 @@ import re
 
 from keras_vit import arguments
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_of, official_preprocessing
+from keras_vit.models.efficientnet.config import SCALES, STAGES, efficientnet_name, official_preprocessing
 from keras_vit.weights import timm_config
 from keras_vit.weights.found import DEFAULT, KNOWN, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
@@ -41,7 +41,7 @@ def read_config(file, grid_size=None):
         return found
     if file.container == "timm":
         timm_config.read_folder(file, found)
-        found.put(f"{KNOWN} {file.model_name}", **_of_architecture(file))
+        found.put(f"{KNOWN} {file.model_name}", **_settings_from_architecture(file))
         return found
     _read_preprocessing(file, found)
     published, official = _file_name(file), file.source.name in ("efficientnet", "keras_applications")
@@ -57,7 +57,7 @@ def read_config(file, grid_size=None):
     return found
 
 
-def _of_architecture(file):
+def _settings_from_architecture(file):
     """Returns the settings that a timm folder's architecture and arguments imply."""
     name = file.config.get("architecture")
     match = re.fullmatch(_NAME, str(name))
@@ -111,7 +111,7 @@ def _image_size(file):
     found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
-    name = efficientnet_of(*_sizes(file))
+    name = efficientnet_name(*_sizes(file))
     return SCALES["B0" if name is None else name].image_size
 
 

@@ -62,7 +62,7 @@ def decode_efficientnet(variant):
     return SCALES[variant]
 
 
-def widths_of(width_factor):
+def scaled_widths(width_factor):
     """Returns the channels of the stem, of each stage and of the top: multiples of 8, at least 90% of the product."""
 
     def scaled(width):
@@ -73,7 +73,7 @@ def widths_of(width_factor):
     return tuple(map(scaled, (STEM_WIDTH, *(stage.width for stage in STAGES), TOP_WIDTH)))
 
 
-def repeats_of(depth_factor):
+def scaled_repeats(depth_factor):
     """Returns the number of blocks of each stage."""
     return tuple(math.ceil(depth_factor * stage.repeats) for stage in STAGES)
 
@@ -91,10 +91,12 @@ def official_preprocessing(image_size, **constants):
     return Preprocessing(**{**IMAGENET_PREPROCESSING, "antialias": False, **crop, **constants})
 
 
-def efficientnet_of(widths, repeats):
+def efficientnet_name(widths, repeats):
     """Returns the variant of these sizes, such as "B0", or None."""
     sizes = tuple(widths), tuple(repeats)
-    return next((name for name, scale in SCALES.items() if sizes == (widths_of(scale[0]), repeats_of(scale[1]))), None)
+    return next(
+        (name for name, scale in SCALES.items() if sizes == (scaled_widths(scale[0]), scaled_repeats(scale[1]))), None
+    )
 
 
 def _ints(name, value, count, what, most=arguments.LARGEST):
@@ -132,7 +134,7 @@ class EfficientNetConfig(ModelConfig):
         _ints, len(STAGES) + 2, "channels of the stem, of each of 7 stages and of the top"
     )
     repeats: tuple[int, ...] = checked(_ints, len(STAGES), "numbers of blocks of each of 7 stages", MOST_LAYERS)
-    padding: str = checked(arguments.one_of, PADDINGS, default="same")
+    padding: str = checked(arguments.choice, PADDINGS, default="same")
     batch_norm_epsilon: float = checked(arguments.epsilon, default=1e-3)
 
     usual_preprocessing = staticmethod(official_preprocessing)
@@ -146,23 +148,23 @@ class EfficientNetConfig(ModelConfig):
         return super().from_variant(variant, **{**usual, **overrides})
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         """Returns the fields that a variant sets."""
         scale = decode_efficientnet(variant)
-        return {"widths": widths_of(scale.width_factor), "repeats": repeats_of(scale.depth_factor)}
+        return {"widths": scaled_widths(scale.width_factor), "repeats": scaled_repeats(scale.depth_factor)}
 
     @classmethod
     def usual_image_size(cls, fields):
-        return SCALES[cls.variant_of(fields) or "B0"].image_size
+        return SCALES[cls.variant_from_fields(fields) or "B0"].image_size
 
     @staticmethod
-    def training_options_of(variant):
+    def training_options_for(variant):
         """Returns the dropout rate that a variant is trained with."""
         return {"dropout_rate": decode_efficientnet(variant).dropout_rate}
 
     @classmethod
-    def name_of(cls, fields):
-        name = efficientnet_of(fields["widths"] or (), fields["repeats"] or ())
+    def name_from_fields(cls, fields):
+        name = efficientnet_name(fields["widths"] or (), fields["repeats"] or ())
         return name and f"EfficientNet-{name}"
 
     @property

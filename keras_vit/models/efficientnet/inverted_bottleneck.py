@@ -73,7 +73,7 @@ class InvertedBottleneck(CompositeLayer):
             raise arguments.invalid("kernel_size", "an odd number", kernel_size)
         self.strides = arguments.positive_int("strides", strides)
         self.expansion = arguments.positive_int("expansion", expansion)
-        self.padding = arguments.one_of("padding", padding, PADDINGS)
+        self.padding = arguments.choice("padding", padding, PADDINGS)
         self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.seed = seed

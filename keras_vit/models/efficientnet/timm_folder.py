@@ -1,7 +1,7 @@
 """Builds the config.json of EfficientNet folders that timm loads."""
 
 from keras_vit.models.efficientnet.checkpoint import OF_TIMM, OFFICIAL
-from keras_vit.models.efficientnet.config import efficientnet_of
+from keras_vit.models.efficientnet.config import efficientnet_name
 from keras_vit.weights import timm_config
 
 
@@ -20,7 +20,7 @@ def config_json(config, arrays, facts):
 
 def _name(config):
     """Returns the name of the timm architecture with the settings of a config, or None."""
-    name = efficientnet_of(config.widths, config.repeats)
+    name = efficientnet_name(config.widths, config.repeats)
     for prefix, settings in (("tf_", OFFICIAL), ("", OF_TIMM)):
         if name and all(getattr(config, field) == value for field, value in settings.items()):
             return f"{prefix}efficientnet_{name.lower()}"

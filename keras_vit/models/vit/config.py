@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import ClassVar, TypedDict
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE, MOST_LAYERS, ModelConfig, activation_of, checked, stage_sizes
+from keras_vit.config import DEFAULT_IMAGE_SIZE, MOST_LAYERS, ModelConfig, checked, checked_activation, stage_sizes
 from keras_vit.images.interpolation import POSITION_METHODS
 from keras_vit.models.bit.config import RESNET_EPSILONS, half_multiple, parts_of_resnet, total_stride
-from keras_vit.models.vit.variants import decode_variant, name_of
+from keras_vit.models.vit.variants import decode_variant, name_from_fields
 
 POSITION_EMBEDDINGS = ("learned", "learned2d", "relative", "sincos2d", "none")
 POOLINGS = ("token", "gap", "token_gap", "map", "none")
@@ -107,10 +107,10 @@ class ViTConfig(ModelConfig):
     head_dim: int | None = checked(arguments.positive_int, optional=True, default=None)
     stages: tuple[int, ...] | None = checked(stage_sizes, optional=True, default=None)
     width_factor: float = checked(half_multiple, default=1.0)
-    resnet_epsilons: str = checked(arguments.one_of, RESNET_EPSILONS, default="official")
-    pooling: str = checked(arguments.one_of, POOLINGS, default="token")
-    position_embedding: str = checked(arguments.one_of, POSITION_EMBEDDINGS, default="learned")
-    position_interpolation: str = checked(arguments.one_of, POSITION_METHODS, default="linear")
+    resnet_epsilons: str = checked(arguments.choice, RESNET_EPSILONS, default="official")
+    pooling: str = checked(arguments.choice, POOLINGS, default="token")
+    position_embedding: str = checked(arguments.choice, POSITION_EMBEDDINGS, default="learned")
+    position_interpolation: str = checked(arguments.choice, POSITION_METHODS, default="linear")
     grid_size: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
     class_token: bool | None = checked(arguments.boolean, optional=True, default=None)
     class_token_position: bool = checked(arguments.boolean, default=True)
@@ -118,7 +118,7 @@ class ViTConfig(ModelConfig):
     distillation_head: bool = checked(arguments.boolean, default=True)
     return_both_heads: bool = checked(arguments.boolean, default=False)
     num_registers: int = checked(arguments.non_negative_int, arguments.LARGEST, default=0)
-    rotary_embedding: str | None = checked(arguments.one_of, ROTARY_EMBEDDINGS, optional=True, default=None)
+    rotary_embedding: str | None = checked(arguments.choice, ROTARY_EMBEDDINGS, optional=True, default=None)
     rotary_grid: tuple[int, int] | None = checked(arguments.pair, arguments.LARGEST, optional=True, default=None)
     patch_bias: bool = checked(arguments.boolean, default=True)
     norm_before_blocks: bool = checked(arguments.boolean, default=False)
@@ -132,19 +132,19 @@ class ViTConfig(ModelConfig):
     attention_norm: bool = checked(arguments.boolean, default=False)
     gated_mlp: bool = checked(arguments.boolean, default=False)
     mlp_norm: bool = checked(arguments.boolean, default=False)
-    activation: str | Callable = checked(activation_of, default="gelu_tanh")  # noqa: RUF009
+    activation: str | Callable = checked(checked_activation, default="gelu_tanh")  # noqa: RUF009
     layer_norm_epsilon: float = checked(arguments.epsilon, default=1e-6)
     token_merging: int | tuple[int, ...] = checked(merged_tokens, default=0)
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         """Returns the fields that a variant sets."""
         size, patch_size, stages = decode_variant(variant)
         return {**size._asdict(), "patch_size": patch_size, "stages": stages}
 
     @classmethod
-    def name_of(cls, fields):
-        return name_of(fields)
+    def name_from_fields(cls, fields):
+        return name_from_fields(fields)
 
     @classmethod
     def _parts(cls, fields):

@@ -51,7 +51,7 @@ _KINDS = (
 )
 
 
-def of_eva(config):
+def computed_by_eva(config):
     """Returns True if timm builds the model of a `ViTConfig` as `Eva` instead of `VisionTransformer`."""
     return config.rotary_embedding is not None or (config.qkv_bias and not config.key_bias)
 
@@ -59,7 +59,7 @@ def of_eva(config):
 def source_for(source, config):
     """Returns a timm `Source` with the weight names of the timm class for a `ViTConfig`."""
     rows = dict(source.names)
-    if of_eva(config):
+    if computed_by_eva(config):
         rows |= names.GAMMAS
         if not config.key_bias and config.mlp_norm:
             rows |= {**names.SPLIT_QKV, **names.SPLIT_BIASES}
@@ -74,12 +74,12 @@ def _splits_gates(config):
     return config.gated_mlp and (config.mlp_norm or config.rotary_embedding == "dinov3")
 
 
-def settings_of(config):
+def timm_settings(config):
     """Returns the settings that timm uses for a config; if timm has several, the config's value is preferred."""
     activations = ["silu"] if config.gated_mlp else ["gelu"]
-    if config.norm_before_blocks and not of_eva(config):
+    if config.norm_before_blocks and not computed_by_eva(config):
         activations += ["quick_gelu"]
-    if not (config.class_token or config.norm_after_pooling or config.gated_mlp or of_eva(config)):
+    if not (config.class_token or config.norm_after_pooling or config.gated_mlp or computed_by_eva(config)):
         # timm's SigLIP models use this activation.
         activations += ["gelu_tanh"]
     epsilon = 1e-5 if config.norm_before_blocks or config.rotary_embedding == "dinov3" else 1e-6
@@ -93,9 +93,9 @@ def unwritten(config):
         yield 'pooling="token_gap"'
     if config.patch_bias == config.norm_before_blocks:
         yield f"patch_bias={config.patch_bias} with norm_before_blocks={config.norm_before_blocks}"
-    if of_eva(config) and config.distillation_token:
+    if computed_by_eva(config) and config.distillation_token:
         yield "rotary positions, or keys without bias, beside a distillation token"
-    if of_eva(config) and config.pooling == "map":
+    if computed_by_eva(config) and config.pooling == "map":
         yield 'rotary positions, or keys without bias, and pooling="map"'
 
 
@@ -129,7 +129,7 @@ def _differences(name, config):
     for field, value in settings_of_name(name).items():
         found = own.get(field, getattr(config, field, None))
         # timm's `VisionTransformer` accepts these activations as `act_layer`.
-        free = field == "activation" and not of_eva(config) and not config.gated_mlp and found in ACTIVATIONS
+        free = field == "activation" and not computed_by_eva(config) and not config.gated_mlp and found in ACTIVATIONS
         if found != value and not free:
             yield field, value, found
     if config.stages is not None and config.width_factor != 1:

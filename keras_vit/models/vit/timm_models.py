@@ -104,7 +104,7 @@ MODELS = {
 }
 
 
-def of_folder(path, config):
+def fields_from_folder(path, config):
     """Returns the fields that a folder's architecture and `model_args` imply; raises if they are not supported."""
     name, args = config.get("architecture"), config.get("model_args")
     args = args if isinstance(args, dict) else {}
@@ -159,7 +159,7 @@ def _unsupported(path, what):
     return ValueError(f"Cannot load {path!r}: {what} is not supported.")
 
 
-def of_eva(key):
+def is_eva_key(key):
     """Returns True if a key occurs in timm's `Eva` but not in its `VisionTransformer`."""
     return re.search(r"\.(gamma_[12]|attn\.([qv]_bias|[qkv]_proj\..*)|mlp\.fc1_[gx]\..*)$", key) is not None
 

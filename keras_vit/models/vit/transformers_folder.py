@@ -93,7 +93,7 @@ KINDS = (
 )
 
 
-def kind_of(record):
+def matching_kind(record):
     """Returns the `Kind` that computes the same as a model's config; raises if there is none."""
     if not isinstance(record, ViTConfig):
         raise ValueError(f"The format 'huggingface' has no ResNets. Received: a model of family {record.family!r}")

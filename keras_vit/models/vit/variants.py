@@ -95,7 +95,7 @@ def _meant(variant):
     return arguments.nearest(plain, known)
 
 
-def name_of(fields):
+def name_from_fields(fields):
     """Returns the name of the variant with these fields of a config, such as "ViT-B/16" or "R50+ViT-B/16", or None."""
     sizes, gated = tuple(fields[name] for name in Size._fields[:3]), fields["gated_mlp"]
     size = next((name for name, row in SIZES.items() if row[:3] == sizes and gated in (None, row.gated_mlp)), None)
@@ -110,13 +110,13 @@ def name_of(fields):
     return None
 
 
-def num_heads_of(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
+def num_heads_from_sizes(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
     """Returns the number of heads of the sizes with these dimensions; None if there are none, or if they differ."""
     rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
     numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def architecture_of(variant):
+def architecture_name(variant):
     """Returns the name of a variant in `list_weights`: "ViTB16" for "B/16", "R50ViTB16" for "R50+B/16"."""
     return re.sub(r"^(?:(\w+)\+)?(?=\w)", r"\1ViT", str(variant), count=1).replace("/", "")

@@ -60,7 +60,7 @@ class VTResNetConfig(ModelConfig):
     key_dim: int = checked(arguments.positive_int, arguments.LARGEST, default=512)
 
     @staticmethod
-    def sizes_of(variant):
+    def variant_sizes(variant):
         """Returns the fields that a variant sets."""
         size = VT_RESNETS.get(variant) if isinstance(variant, str) else None
         if size is None:

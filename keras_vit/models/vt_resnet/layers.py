@@ -34,7 +34,7 @@ def products(queries, keys):
     return ops.matmul(queries, ops.transpose(keys, (0, 2, 1)))
 
 
-def weights_of(scores, dtype):
+def softmax_weights(scores, dtype):
     """Returns the softmax of scores over the last axis, computed in float32."""
     return ops.cast(ops.softmax(ops.cast(scores, "float32"), axis=-1), dtype)
 
@@ -62,7 +62,7 @@ class Tokenizer(CompositeLayer):
 
     def pool(self, feature_map, scores, return_attention_scores):
         """Returns the tokens for scores of all pixels, (batch, num_tokens, height * width)."""
-        weights = weights_of(scores, self.compute_dtype)
+        weights = softmax_weights(scores, self.compute_dtype)
         tokens = ops.matmul(weights, flat(feature_map))
         if self.value is not None:
             tokens = self.value(tokens)
@@ -224,7 +224,7 @@ class TokenTransformer(CompositeLayer):
         return self.key, self.query, self.dense_1, self.dense_2
 
     def call(self, tokens, training=None):
-        weights = weights_of(products(self.key(tokens), self.query(tokens)), self.compute_dtype)
+        weights = softmax_weights(products(self.key(tokens), self.query(tokens)), self.compute_dtype)
         tokens = tokens + self.drop_path_1(ops.matmul(weights, tokens), training=training)
         x = self.dense_2(ops.relu(self.dense_1(tokens)))
         return tokens + self.drop_path_2(x, training=training)
@@ -278,7 +278,7 @@ class TokenProjector(CompositeLayer):
         return tuple(layer for layer in (self.query, self.key, self.value) if layer is not None)
 
     def call(self, feature_map, tokens, training=None):
-        weights = weights_of(products(self.query(flat(feature_map)), self.key(tokens)), self.compute_dtype)
+        weights = softmax_weights(products(self.query(flat(feature_map)), self.key(tokens)), self.compute_dtype)
         if self.value is not None:
             tokens = self.value(tokens)
         x = self.drop_path(ops.matmul(weights, tokens), training=training)

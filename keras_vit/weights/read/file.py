@@ -176,10 +176,10 @@ def read_json(path):
 def sha256(path):
     """Returns the SHA-256 of a file as 64 hexadecimal digits."""
     with open(path, "rb") as file:
-        return digest_of(file, hashlib.sha256())
+        return update_digest(file, hashlib.sha256())
 
 
-def digest_of(file, digest):
+def update_digest(file, digest):
     """Updates a hash with the rest of an open file, and returns its hexadecimal digits."""
     size = os.fstat(file.fileno()).st_size - file.tell()
     progress = Progress(size / MEGABYTE, "MB", "MB", title=f"Checking {os.path.basename(file.name)}")
@@ -206,7 +206,7 @@ def _check_digits(path, digits):
 def _git_hash(path):
     start = b"blob %d\0" % os.path.getsize(path)
     with open(path, "rb") as file:
-        return digest_of(file, hashlib.sha1(start, usedforsecurity=False))
+        return update_digest(file, hashlib.sha1(start, usedforsecurity=False))
 
 
 def digest_in(sidecar, name):

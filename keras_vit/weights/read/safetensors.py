@@ -5,7 +5,7 @@ import json
 
 from safetensors import safe_open
 
-from keras_vit.weights.read.file import Entry, WeightsFile, digest_of, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage, update_digest
 
 # The metadata keys for the facts and the digest in files of this package.
 FACTS = "keras_vit"
@@ -62,4 +62,4 @@ def contents_digest(path):
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header["__metadata__"].pop(DIGEST, None)
         spelled = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-        return digest_of(file, hashlib.sha256(spelled))
+        return update_digest(file, hashlib.sha256(spelled))

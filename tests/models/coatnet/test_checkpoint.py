@@ -7,7 +7,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit.models import catalog as names
-from keras_vit.models.coatnet.checkpoint import of_arrays, variant_of
+from keras_vit.models.coatnet.checkpoint import fields_from_arrays, timm_variant
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.models.coatnet.test_model import build, images, randomize
@@ -138,7 +138,7 @@ def test_arrays_of_published_sizes_show_variant(name):
     with keras.StatelessScope(initialize_variables=False):
         model = keras_vit.CoAtNet(f"coatnet_{name}", layer_scale_init=0.1 if name == "3_rw" else None)
         shapes = shapes_of(model, names.sources()["timm_coatnet"].spelled_for(model.config))
-    assert variant_of(of_arrays(shapes)) == f"coatnet_{name}"
+    assert timm_variant(fields_from_arrays(shapes)) == f"coatnet_{name}"
     keras.utils.clear_session(free_memory=False)
 
 

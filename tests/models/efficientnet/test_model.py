@@ -75,7 +75,7 @@ def test_efficientnet_variant_is_the_published_one(variant, count_params):
     config = keras_vit.EfficientNetConfig.from_variant(variant)
     assert count - statistics(config) == PARAMETERS[variant]
     assert config.image_size == (SIZES[variant],) * 2 and len(config.block_names) == BLOCKS[variant]
-    assert config.name_of(vars(config)) == f"EfficientNet-{variant}"
+    assert config.name_from_fields(vars(config)) == f"EfficientNet-{variant}"
     size = model.config.image_size[0]
     for cost in costs:
         assert (cost.parameters, cost.not_counted) == (count, [])

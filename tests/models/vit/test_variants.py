@@ -4,7 +4,14 @@ import keras
 import pytest
 
 import keras_vit
-from keras_vit.models.vit.variants import SIZES, STEMS, architecture_of, decode_variant, name_of, num_heads_of
+from keras_vit.models.vit.variants import (
+    SIZES,
+    STEMS,
+    architecture_name,
+    decode_variant,
+    name_from_fields,
+    num_heads_from_sizes,
+)
 from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
@@ -32,7 +39,7 @@ def test_other_spelling_of_a_variant_is_recognised(name):
         with pytest.raises(ValueError, match="`variant`. Expected a size of .*, as in .B/16.*Did you mean") as error:
             decode_variant(spelled)
         meant = str(error.value).rsplit("'", 2)[1]
-        assert architecture_of(meant) == name, spelled
+        assert architecture_name(meant) == name, spelled
 
 
 @pytest.mark.parametrize("variant", [16, None, "resnet"])
@@ -105,12 +112,12 @@ def test_decode_variant_returns_size_and_patch_size():
 
 
 def test_size_is_found_by_its_dimensions():
-    assert num_heads_of(768, 12, 3072) == 12 and num_heads_of(768, 12, 3000) is None
-    assert [num_heads_of(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
+    assert num_heads_from_sizes(768, 12, 3072) == 12 and num_heads_from_sizes(768, 12, 3000) is None
+    assert [num_heads_from_sizes(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
     for size in SIZES:
         config = keras_vit.ViTConfig.from_variant(f"{size}/16")
-        assert name_of(vars(config)) == f"ViT-{size}/16"
-    assert [architecture_of(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
+        assert name_from_fields(vars(config)) == f"ViT-{size}/16"
+    assert [architecture_name(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
 
 
 def test_decode_variant_returns_stages_of_hybrids():

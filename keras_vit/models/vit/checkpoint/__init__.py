@@ -5,7 +5,7 @@ import numbers
 import re
 
 from keras_vit import arguments
-from keras_vit.models.bit.checkpoint import stages_of
+from keras_vit.models.bit.checkpoint import stages_from_layers
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.checkpoint import official, original, timm, transformers
@@ -94,7 +94,7 @@ def _read_arrays(file, found):
         mlp_norm="block_00/mlp/norm/gamma" in weights,
     )
     if root_width is not None:
-        found.put(STATED, stages=stages_of(file.layers), width_factor=root_width / ROOT_WIDTH)
+        found.put(STATED, stages=stages_from_layers(file.layers), width_factor=root_width / ROOT_WIDTH)
     if file.source.find("block_00/attention/qkv/bias").codec.without_keys:
         found.put(STATED, key_bias=False)
     for name, weight in (("projection_dim", "projection/kernel"), ("representation_size", "pre_logits/kernel")):
@@ -131,7 +131,7 @@ def _read_what_sizes_show(file, found):
         dims = (found.get(name) for name in ("hidden_dim", "num_layers", "mlp_dim"))
         # Some DINOv3 models have the same sizes as other models.
         known = not file.source.name.startswith("dinov3")
-        published = vit.num_heads_of(*dims, found.get("gated_mlp")) if known else None
+        published = vit.num_heads_from_sizes(*dims, found.get("gated_mlp")) if known else None
         if published is None:
             found.leave("no published model has these widths and depth", "num_heads")
         else:

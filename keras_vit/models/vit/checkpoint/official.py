@@ -13,7 +13,7 @@ def read_config(file, found):
         origin,
         activation=file.source.activation,
         layer_norm_epsilon=file.source.layer_norm_epsilon,
-        pooling=pooling_of(found, file.weights),
+        pooling=pooling_from_arrays(found, file.weights),
         rotary_embedding=None,
         rotary_grid=None,
     )
@@ -28,7 +28,7 @@ def read_keras(file, found):
     if "class_token/tokens" in file.weights and "pooling/probe" not in file.weights:
         found.leave("with a class token the arrays do not show it", "pooling")
     else:
-        found.put(f"{DEFAULT} keras", pooling=pooling_of(found, file.weights))
+        found.put(f"{DEFAULT} keras", pooling=pooling_from_arrays(found, file.weights))
     found.leave(_KERAS, "activation", "layer_norm_epsilon")
     if file.facts.get("rotary"):
         found.leave(_KERAS, "rotary_embedding", "rotary_grid")
@@ -37,7 +37,7 @@ def read_keras(file, found):
     put_fixed_positions(file, found)
 
 
-def pooling_of(found, weights):
+def pooling_from_arrays(found, weights):
     """Returns the pooling that most sources use with these arrays."""
     if "pooling/probe" in weights:
         return "map"

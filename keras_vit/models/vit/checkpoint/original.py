@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models.vit.checkpoint.official import pooling_of, put_fixed_positions
+from keras_vit.models.vit.checkpoint.official import pooling_from_arrays, put_fixed_positions
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 
 # bfloat16 has 8 significant bits.
@@ -47,7 +47,7 @@ def head_dim(file):
 
 
 def _read_preprocessing(file, found):
-    put_preprocessing(found, file.source, not of_two_kinds(file, found))
+    put_preprocessing(found, file.source, not has_two_kinds(file, found))
     grid, patch = found.positions.grid, found.get("patch_size")
     if file.source.name == "mae" and grid and patch and max(np.multiply(grid, patch)) > 224:
         # MAE evaluates larger images without cropping the shorter side.
@@ -55,7 +55,7 @@ def _read_preprocessing(file, found):
         found.put(f"{DEFAULT} mae", preprocessing=Preprocessing(**constants))
 
 
-def of_two_kinds(file, found):
+def has_two_kinds(file, found):
     """Returns True if DINOv3 has models of both photos and satellite images with the width of a file."""
     return file.source.name.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
 
@@ -72,7 +72,7 @@ def _read_pooling(file, found):
     elif token and source in ("mae", "eva02", "open_clip"):
         found.put(f"{DEFAULT} {source}", certain=False, pooling="gap" if normed else "token")
     else:
-        found.put(f"{DEFAULT} {source}", pooling=pooling_of(found, file.weights))
+        found.put(f"{DEFAULT} {source}", pooling=pooling_from_arrays(found, file.weights))
 
 
 def _table(file, suffix):

@@ -20,7 +20,7 @@ def read_config(file, found):
 
 
 def _read_architecture(file, found):
-    fields = timm_models.of_folder(file.path, file.config)
+    fields = timm_models.fields_from_folder(file.path, file.config)
     why = f"it is not in the folder's model_args, and timm's architecture {file.model_name!r} is not known"
     unknown = {name: why for name in ("num_heads", *timm_models.DEFAULT) if name not in fields}
     own = fields.pop("act_layer", None)
@@ -40,7 +40,7 @@ def _read_state_dict(file, found):
     fields = {"activation": source.activation, "layer_norm_epsilon": epsilon}
     found.put(f"{DEFAULT} {source.name}", rotary_embedding=None, rotary_grid=None)
     # DeiT III's own files name layer scales as timm's `Eva` does.
-    marks = [key for key in file.shapes if timm_models.of_eva(key)]
+    marks = [key for key in file.shapes if timm_models.is_eva_key(key)]
     of_deit = source.name == "deit" and all("gamma" in key for key in marks)
     found.doubt(timm_models.unknown_of_arrays(file.weights, bool(marks) and not of_deit, found.get("gated_mlp")))
     if found.get("gated_mlp"):

@@ -2,7 +2,7 @@
 
 from keras_vit import arguments
 from keras_vit.models.vit.checkpoint.official import put_fixed_positions
-from keras_vit.models.vit.checkpoint.original import of_two_kinds
+from keras_vit.models.vit.checkpoint.original import has_two_kinds
 from keras_vit.weights import timm_config, transformers_config
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 
@@ -33,7 +33,7 @@ _READ = {
 def read_config(file, found):
     """Adds the fields of a folder by its config.json, or of a bare file by its keys."""
     source, config = file.source, {}
-    put_preprocessing(found, source, not of_two_kinds(file, found))
+    put_preprocessing(found, source, not has_two_kinds(file, found))
     if file.container == "huggingface":
         stated = {key: value for key, value in file.config.items() if value is not None}
         config = {**transformers_config.CONFIGS[file.config["model_type"]], **stated}

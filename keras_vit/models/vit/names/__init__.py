@@ -1,7 +1,7 @@
 """The names of weights in checkpoints of Vision Transformers."""
 
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
-from keras_vit.models.vit.names.original import of_state_dict
+from keras_vit.models.vit.names.original import recognise_state_dict
 from keras_vit.models.vit.names.timm import DEIT, TIMM
 
 
@@ -14,7 +14,7 @@ def recognise(keys, container, facts):
         stacked = any("encoderblock/" in key for key in keys)
         prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)
         return BIG_VISION if "pos_embedding" in keys or prefixed or (stacked and not old) else OFFICIAL
-    original = of_state_dict(keys, facts)
+    original = recognise_state_dict(keys, facts)
     if original is not None:
         return original
     backbone = any(key.startswith("patch_embed.backbone.") for key in keys)

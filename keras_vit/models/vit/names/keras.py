@@ -25,7 +25,7 @@ class KerasSource(Source):
         layer, _, name = weight.rpartition("/")
         return Name((f"{layer}/{_NUMBERS[name]}",)) if name in _NUMBERS else None
 
-    def weight_of(self, key):
+    def find_weight_path(self, key):
         layer, _, number = key.rpartition("/")
         if layer == "position_embedding":
             return f"{layer}/embeddings"

@@ -139,7 +139,7 @@ _BY_KEYS = {
 _BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "encoder": IJEPA}
 
 
-def of_state_dict(keys, facts):
+def recognise_state_dict(keys, facts):
     """Returns the Source of an original state dict, or None."""
     text = "\n".join(sorted(keys, key=lambda key: key.endswith("ls1.gamma")))
     for pattern, source in _BY_KEYS.items():
