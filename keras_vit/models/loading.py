@@ -50,7 +50,7 @@ def load_weights(
         path: Path of the file. It may be an .npz of the official code, big_vision or BiT, or a state dict of timm or
             DeiT as .safetensors or .pth (no code in it is run). It may be a folder of timm or Hugging Face, Keras'
             .weights.h5, or weights of EfficientNets of keras.applications (.h5). A checkpoint of TensorFlow 1 is given
-            by its folder or its .index, and needs TensorFlow. A hub's name also works, and its files are downloaded once:
+            by its folder or its .index, and needs TensorFlow. A name of a hub is downloaded once:
             `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
             `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
