@@ -318,7 +318,7 @@ def _turn_in_tensorflow(encoded, magic):
     """Does the same as `_turn` in TensorFlow."""
     import tensorflow as tf
 
-    parts = tf.raw_ops.StringSplitV2(input=encoded[None], sep=magic, maxsplit=1).values
+    parts = tf.raw_ops.StringSplitV2(input=tf.reshape(encoded, [1]), sep=magic, maxsplit=1).values
     block = tf.strings.substr(tf.concat([parts, [""]], 0)[1], 0, EXIF_BYTES)
     start, length = tf.strings.substr(block, 0, 4), tf.strings.length(block)
     data = tf.cast(tf.io.decode_raw(block + bytes(16), "uint8"), "int32")
