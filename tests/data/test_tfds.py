@@ -51,7 +51,7 @@ def test_load_shuffles_training_split_by_seed(folder):
 
 
 def test_shards_share_the_batches_of_one_process(folder):
-    options = {"data_dir": folder, "image_size": 8, "batch_size": 10, "drop_remainder": True, "shuffle_buffer": 9}
+    options = {"data_dir": folder, "image_size": 8, "batch_size": 10, "drop_remainder": True, "shuffle": 9}
     shards = [load("tiny", "train", **options, num_shards=2, shard_index=i) for i in range(2)]
     whole, first, second = (batches(data) for data in (load("tiny", "train", **options), *shards))
     assert len(whole) == 3
@@ -74,7 +74,7 @@ def test_load_refuses_missing_dataset_or_labels(folder, tmp_path):
 def test_load_replaces_and_names_broken_records(folder, monkeypatch):
     # TFDS checks the images that it stores, so they are damaged after reading.
     monkeypatch.setattr(module, "_scaled", lambda image, gain: tf.where(tf.strings.length(image) % 2 == 0, image, b"x"))
-    data = load("tiny", "train", data_dir=folder, image_size=8, batch_size=4, shuffle_buffer=7)
+    data = load("tiny", "train", data_dir=folder, image_size=8, batch_size=4, shuffle=7)
     count = sum(len(labels) for _, labels in batches(data))
     # Other images of a batch replace the broken ones.
     assert count == 30 and 0 < len(data.broken) < 30
