@@ -21,11 +21,11 @@ def set_compiled(model, compiled=True):
     """Compiles each forward pass with layers of this package in a model, or makes it eager again.
 
     Raises:
-        ValueError: If the model has no layers of this package.
+        ValueError: If `compiled` and the model has no layers of this package.
         RuntimeError: If PyTorch cannot compile on the device of the model.
     """
     passes = list(_forward_passes(model))
-    if not passes:
+    if compiled and not passes:
         raise ValueError(f"Expected a model with layers of keras_vit. Received: {model.name!r}")
     if compiled and (reason := why_not(model)):
         raise RuntimeError(f"Expected a device that PyTorch compiles for. Received: {reason}. {REMEDY}.")

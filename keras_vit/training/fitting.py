@@ -47,7 +47,7 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
 
     Example:
 
-    >>> import tempfile
+    >>> import keras, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> data = np.zeros((12, 3)), np.zeros(12)
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])

@@ -13,7 +13,7 @@ class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
     Example:
 
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_classes=2, num_layers=1)
-    >>> model.compile("sgd", "sparse_categorical_crossentropy")
+    >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> callbacks = [keras_vit.training.TerminateOnNaN()]
     >>> _ = model.fit(np.zeros((2, 32, 32, 3)), np.zeros(2), callbacks=callbacks, verbose=0)
     """

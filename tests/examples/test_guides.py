@@ -123,7 +123,7 @@ def test_guide_coming_from_names_existing_arguments():
     cells = [re.sub(r"\]\[[^]]*\]", "", ours).replace("[`", "") for *_, ours in rows("coming_from")]
     named = [name for cell in cells for name in re.findall(r"(?<!\w)`(\w+)(?:=[^`]*)?`", cell)]
     assert len(named) > 80
-    assert set(named) - {"load", "policy", "save", "use_ema"} <= known
+    assert set(named) - {"load", "augment", "save", "use_ema"} <= known
 
 
 def test_guide_to_the_code_names_each_layer_of_imports():

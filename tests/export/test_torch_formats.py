@@ -138,8 +138,8 @@ def test_torch_module_follows_weights_of_model(changes):
 
 def test_torch_module_omits_conversions_without_effect():
     nodes = list(export.torch_module(tiny.build(num_layers=1)).program.graph.nodes)
-    # The only block has a single query, so its products are the patches, the attention's output, and two of the MLP.
-    assert [str(node.target) for node in nodes].count("aten.linear.default") == 4
+    # The products are the patches, the queries, keys and values, the attention's output, and two of the MLP.
+    assert [str(node.target) for node in nodes].count("aten.linear.default") == 5
     assert not [node for node in nodes if str(node.target).startswith(("aten.to.", "aten._to_copy"))]
     # Only the user's images are checked.
     assert {node.args[0].name for node in nodes if "_assert_tensor_metadata" in str(node.target)} == {"images"}

@@ -131,9 +131,10 @@ def test_inspection_with_own_head_and_of_clone(nested, copied):
 def test_inspection_adds_no_nodes_to_the_layers():
     """Added nodes would accumulate in each epoch of a callback that inspects the model."""
     model, images = reference.build()
+    before = [len(layer._inbound_nodes) for layer in model.layers]
     for function in (attention_maps, attention_rollout, attention_distance, patch_layout):
         function(model, images)
-    assert {len(layer._inbound_nodes) for layer in model.layers} == {1}
+    assert [len(layer._inbound_nodes) for layer in model.layers] == before
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
