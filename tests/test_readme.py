@@ -33,7 +33,7 @@ def test_readme_snippets_run_in_order(shared, tmp_path, monkeypatch, capsys):
     assert np.isfinite(namespace["model"].history.history["val_loss"]).all()
     exec(train, namespace)
     assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
-    assert "hidden_dim=192" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
+    assert "hidden_dim=96" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
 
 
 def test_readme_links_lead_to_files():
