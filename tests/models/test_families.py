@@ -155,4 +155,4 @@ def test_family_export_equals_the_model(family, tmp_path):
     else:
         pytest.importorskip("onnxruntime")
         report = export.onnx(random(family), tmp_path / "model.onnx")
-    assert report.difference < 1e-4
+    assert report["difference"] < 1e-4
