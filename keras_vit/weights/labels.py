@@ -1,5 +1,7 @@
 """Reads the class names and the task from the config.json of a folder."""
 
+from keras_vit.weights.found import DEFAULT, STATED
+
 # The tasks by transformers' `problem_type`, which timm's folders may contain too.
 TASKS = {
     "single_label_classification": "single_label",
@@ -20,10 +22,12 @@ def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
     """
     if not found.get("num_classes"):
         return
-    found.attempt("stated in the file", "task", lambda: _task(found.path, config.get("problem_type"), usual))
+    default, problem_type = f"{DEFAULT} {'timm' if of_timm else 'transformers'}", config.get("problem_type")
+    origin = default if problem_type is None else STATED
+    found.attempt(origin, "task", lambda: _task(found.path, problem_type, usual))
     if of_timm and isinstance(labels, dict) and not _is_numbered(labels):
         labels = None
-    found.attempt("stated in the file", "class_names", lambda: _names(found, labels, of_timm))
+    found.attempt(default if labels is None else STATED, "class_names", lambda: _names(found, labels, of_timm))
 
 
 def _task(path, problem_type, usual):

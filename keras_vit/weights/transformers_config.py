@@ -9,7 +9,7 @@ from keras_vit.files import replacing
 from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import STATED, attempt_preprocessing
+from keras_vit.weights.found import DEFAULT, STATED, attempt_preprocessing
 from keras_vit.weights.labels import TASKS, read_labels
 from keras_vit.weights.write import write_safetensors
 
@@ -64,6 +64,8 @@ _PROCESSOR_OF = {
 _SQUASHED_BY_CONVNEXT = 384
 # Pillow's filters by their numbers.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
+# The keys that state a constant of the preprocessing.
+_CONSTANTS = {"image_mean", "image_std", "resample", "size", "do_center_crop", "crop_size", "crop_pct"}
 # The keys of an image processor that are read, and keys that do not change the result for a single picture.
 _READ = {
     *("image_processor_type", "feature_extractor_type", "do_resize", "size", "default_to_square", "resample"),
@@ -103,7 +105,8 @@ def read_folder(file, found, read):
             "outputs."
         )
     if isinstance(preprocessor, dict):
-        attempt_preprocessing(found, STATED, lambda: preprocessing_from_processor(file.path, preprocessor, config))
+        origin = STATED if preprocessor.keys() & _CONSTANTS else f"{DEFAULT} transformers"
+        attempt_preprocessing(found, origin, lambda: preprocessing_from_processor(file.path, preprocessor, config))
     # If there is one label and no problem_type, transformers computes the loss of a regression.
     usual = "regression" if found.get("num_classes") == 1 else "single_label"
     read_labels(found, config, config.get("id2label"), usual=usual)

@@ -79,3 +79,19 @@ def test_missing_epsilon_is_a_default(tmp_path, stated, origin):
     values = read(changed(tmp_path, "hf_vit", layer_norm_eps=stated))[1].values
     assert values["layer_norm_epsilon"].origin == origin
     assert values["layer_norm_epsilon"].value == (stated or 1e-12)
+
+
+@pytest.mark.parametrize(
+    "constants, origin", [({"resample": 3}, "stated in the file"), ({}, "default of transformers")]
+)
+def test_missing_constants_of_a_processor_are_defaults(tmp_path, constants, origin):
+    processor = {"image_processor_type": "ViTImageProcessor", **constants}
+    folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", **processor)
+    assert read(folder)[1].values["preprocessing"].origin == origin
+
+
+def test_missing_task_and_class_names_are_defaults(tmp_path):
+    values = read(changed(tmp_path, "hf_vit", problem_type=None, id2label=None))[1].values
+    assert values["task"].origin == values["class_names"].origin == "default of transformers"
+    stated = read(changed(tmp_path, "hf_vit", problem_type="multi_label_classification"))[1].values
+    assert stated["task"].origin == "stated in the file"
