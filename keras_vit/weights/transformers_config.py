@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 from keras_vit import arguments
 from keras_vit.config import Preprocessing
@@ -211,13 +212,19 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes the files of a folder, each completely or not at all, and config.json last."""
+    """Writes the files of a folder, each completely or not at all, config.json last; a failure leaves no new folder."""
+    is_new = not path.exists()
     path.mkdir(exist_ok=True)
-    write_safetensors(path / "model.safetensors", arrays, facts)
-    for name, content in (("preprocessor_config", preprocessor), ("config", config)):
-        if content is not None:
-            with replacing(path / f"{name}.json") as draft:
-                draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    try:
+        write_safetensors(path / "model.safetensors", arrays, facts)
+        for name, content in (("preprocessor_config", preprocessor), ("config", config)):
+            if content is not None:
+                with replacing(path / f"{name}.json") as draft:
+                    draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except BaseException:
+        if is_new:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def with_prefix(arrays, prefix):

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from keras_vit.console import MEGABYTE, Progress
@@ -50,8 +51,11 @@ def write_safetensors(path, arrays, facts):
     # PyTorch code refuses a file without "format".
     metadata = {"format": "pt", FACTS: json.dumps(facts)}
     with replacing(path) as temporary:
-        save_file(arrays, temporary, metadata)
-        save_file(arrays, temporary, {**metadata, DIGEST: contents_digest(temporary)})
+        try:
+            save_file(arrays, temporary, metadata)
+            save_file(arrays, temporary, {**metadata, DIGEST: contents_digest(temporary)})
+        except SafetensorError as error:
+            raise OSError(f"Cannot write {os.fsdecode(path)!r}: {error}") from error
     _renew_sidecar(path)
 
 

@@ -1,6 +1,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +66,26 @@ def test_failed_write_leaves_old_file(tmp_path):
         with pytest.raises(TypeError, match="JSON"):
             write(path, ARRAYS, {"grid": object()})
         assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from keras_vit.weights.transformers_config import write_folder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+write_folder(Path(sys.argv[1]), {"kernel": np.zeros((100, 100), "float32")}, {}, {})
+"""
+
+
+def test_full_disk_names_the_file_and_leaves_no_folder(tmp_path):
+    pytest.importorskip("resource", reason="Windows has no limits to try it with")
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "folder")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("OSError: Cannot write ") and "model.safetensors" in last and "File too large" in last
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("write", [write_npz, write_safetensors])
