@@ -41,7 +41,9 @@ def _loss_value(model, batch):
     try:
         shape = (len(batch[1]), *graph.outputs[0].shape[1:])
         outputs = np.random.default_rng(0).normal(size=shape).astype("float32")
-        values = loss(*map(keras.ops.convert_to_tensor, (batch[1], outputs)))
+        # Under tf.distribute, calling a `keras.losses.Loss` divides the loss by the number of devices.
+        function = loss.call if isinstance(loss, keras.losses.Loss) else loss
+        values = function(*map(keras.ops.convert_to_tensor, (batch[1], outputs)))
         return {"value": f"{float(keras.ops.mean(values)):.4g}"}
     # A loss may need other outputs, for example of two heads.
     except Exception:
