@@ -10,7 +10,7 @@ import keras
 from keras_vit import arguments, layers
 from keras_vit.config import ModelConfig, config_of, preprocessing_record
 from keras_vit.layers import initializers
-from keras_vit.models import forward, graph
+from keras_vit.models import forward, graph, losses
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -64,13 +64,22 @@ class FamilyModel(keras.Model):
         return self._short.call(inputs, training=training, mask=mask)
 
     def compile(self, *args, jit_compile="auto", **kwargs):
-        """Configures training; on PyTorch, `jit_compile=True` compiles only the forward pass, "auto" nothing."""
+        """Configures training; on PyTorch, `jit_compile=True` compiles only the forward pass, "auto" nothing.
+
+        Raises:
+            ValueError: If a cross-entropy of probabilities gets logits from the head, or the reverse.
+        """
+        losses.check_loss(self, args, kwargs)
+        self._configure(*args, jit_compile=jit_compile, **kwargs)
+
+    def _configure(self, *args, jit_compile="auto", **kwargs):
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         forward.follow_jit_compile(self, jit_compile)
 
     def compile_from_config(self, config):
         """Compiles the model as it was saved. Keras skips this for classes that override `compile`."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        # A file of an earlier version must open, whatever its loss.
+        self._configure(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
     @property

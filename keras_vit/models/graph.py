@@ -98,3 +98,29 @@ def _flat(operations):
     for operation in operations:
         found += _flat(o for o, _ in nodes_before(operation.outputs)) if is_graph(operation) else [operation]
     return found
+
+
+def activation_behind(tensor, known=("softmax", "sigmoid")):
+    """Returns the activation of a tensor if it is one of `known`, else None; looks through averages and identities.
+
+    "linear" in `known` stands for a dense layer without activation.
+    """
+    operation, _, inputs, tensor_index = producing_call(tensor)
+    while isinstance(operation, keras.Model):
+        if is_graph(operation):
+            return activation_behind(operation.outputs[tensor_index], known)
+        if not operation.layers:
+            return None
+        # A subclassed model usually calls its last layer last.
+        operation, inputs, tensor_index = operation.layers[-1], [], 0
+    # The operation classes of keras.ops are private, so compare their names.
+    kind, activation = type(operation).__name__, getattr(operation, "activation", None)
+    linear = isinstance(operation, keras.layers.Activation) and activation is keras.activations.linear
+    if linear or kind == "Cast" or isinstance(operation, (keras.layers.Average, keras.layers.Identity)):
+        found = {activation_behind(x, known) for x in inputs}
+        return found.pop() if len(found) == 1 else None
+    for name in known:
+        fits = activation is getattr(keras.activations, name)
+        if kind == name.capitalize() or fits and (name != "linear" or isinstance(operation, keras.layers.Dense)):
+            return name
+    return None

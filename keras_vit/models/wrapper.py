@@ -1,10 +1,13 @@
 import keras
 
-from keras_vit.models import forward
+from keras_vit.models import forward, losses
 
 
 class TrainingWrapper(keras.Model):
     """Base of models that train a `plain_model`: `save` and `export` write only this, `save_weights` all weights."""
+
+    # Subclasses that compute another loss than the compiled one set this to True.
+    has_own_loss = False
 
     @property
     def plain_model(self) -> keras.Model:
@@ -17,6 +20,8 @@ class TrainingWrapper(keras.Model):
 
     def compile(self, *args, jit_compile="auto", **kwargs):
         """Configures training; on PyTorch, `jit_compile=True` compiles only the forward passes."""
+        if not self.has_own_loss:
+            losses.check_loss(self.plain_model, args, kwargs)
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         forward.follow_jit_compile(self, jit_compile)
 

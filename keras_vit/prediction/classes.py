@@ -12,7 +12,8 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.config import find_normalization
 from keras_vit.models.backbone import gives_features
-from keras_vit.models.graph import is_graph, producing_call
+from keras_vit.models.graph import activation_behind
+from keras_vit.models.losses import names_of_loss
 
 logger = logging.getLogger("keras_vit")
 
@@ -66,7 +67,7 @@ def decode_predictions(
     top = checked_top(top, classes)
     # If each class has a separate sigmoid, rows need not sum to 1.
     separate = model is not None and (
-        p.shape[1] == 1 or postprocess_kind(model) == "multi_label" or _activation_behind(model.outputs[0]) == "sigmoid"
+        p.shape[1] == 1 or postprocess_kind(model) == "multi_label" or activation_behind(model.outputs[0]) == "sigmoid"
     )
     # The tolerance allows for a softmax in half precision.
     valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
@@ -136,7 +137,7 @@ def output_activation(model, postprocess=None):
     `postprocess` is "classify", "multi_label", or None for the model's task. A regression model has no activation.
     """
     output = _only_output(model)
-    if _activation_behind(output) is not None:
+    if activation_behind(output) is not None:
         return None
     postprocess = postprocess_kind(model) if postprocess is None else postprocess
     if postprocess is None:
@@ -154,9 +155,7 @@ def postprocess_kind(model):
 def prediction_activation(model):
     """Returns `output_activation`; raises if the loss of a compiled model needs another activation."""
     activation = output_activation(model)
-    loss = getattr(model, "loss", None)
-    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    owners = [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
+    owners = names_of_loss(getattr(model, "loss", None))
     for setting, (wanted, losses) in _OF_LOSSES.items():
         known = any(owner.lower().replace("_", "") in losses for owner in owners)
         if activation is not None and activation != wanted and known:
@@ -171,7 +170,7 @@ def prediction_activation(model):
 def final_activation(model):
     """Returns the activation of predictions, in the model or applied to its outputs; None for regression."""
     regression = postprocess_kind(model) is None
-    return output_activation(model) or (None if regression else _activation_behind(_only_output(model)))
+    return output_activation(model) or (None if regression else activation_behind(_only_output(model)))
 
 
 def mean_probabilities(outputs, activation):
@@ -195,25 +194,3 @@ def _only_output(model):
             f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}"
         )
     return model.outputs[0]
-
-
-def _activation_behind(tensor):
-    """Returns the activation of a tensor: "softmax", "sigmoid" or None; looks through averages and identities."""
-    operation, _, inputs, tensor_index = producing_call(tensor)
-    while isinstance(operation, keras.Model):
-        if is_graph(operation):
-            return _activation_behind(operation.outputs[tensor_index])
-        if not operation.layers:
-            return None
-        # A subclassed model usually calls its last layer last.
-        operation, inputs, tensor_index = operation.layers[-1], [], 0
-    # The operation classes of keras.ops are private, so compare their names.
-    kind, activation = type(operation).__name__, getattr(operation, "activation", None)
-    for name in ("softmax", "sigmoid"):
-        if kind == name.capitalize() or activation is getattr(keras.activations, name):
-            return name
-    linear = isinstance(operation, keras.layers.Activation) and activation is keras.activations.linear
-    if linear or kind == "Cast" or isinstance(operation, (keras.layers.Average, keras.layers.Identity)):
-        found = {_activation_behind(x) for x in inputs}
-        return found.pop() if len(found) == 1 else None
-    return None

@@ -27,6 +27,8 @@ class MaskedImageModel(TrainingWrapper):
     - predicted_pixels(images, outputs): predicted patches in [0, 255], flattened as by `Encoder.cut`, as NumPy.
     """
 
+    has_own_loss = True
+
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
         encoder = Encoder(backbone)
         # Images must reach the `normalization` layer without a cast, as in the backbone.

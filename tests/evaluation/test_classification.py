@@ -26,7 +26,7 @@ IMAGES, LABELS = RNG.normal(size=(11, 16, 16, 3)).astype("float32"), RNG.integer
 def test_accuracy_equals_keras_evaluate():
     model = randomize(build())
     metrics = ["sparse_categorical_accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")]
-    model.compile(loss="sparse_categorical_crossentropy", metrics=metrics)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
     expected = model.evaluate(IMAGES, LABELS, batch_size=4, verbose=0, return_dict=True)
     found = accuracy(model, (IMAGES, LABELS), k=(1, 3), batch_size=4, verbose=0)
     assert found == pytest.approx(

@@ -1,0 +1,81 @@
+"""Recognises Keras' classification losses, and compares them with the outputs of a model."""
+
+from typing import NamedTuple
+
+import keras
+
+from keras_vit.models.graph import activation_behind
+
+# Classification losses and the labels they take: integers, a distribution over the classes, or 0 to 1 for each class.
+_KINDS = {
+    "SparseCategoricalCrossentropy": "sparse",
+    "CategoricalCrossentropy": "one_hot",
+    "CategoricalFocalCrossentropy": "one_hot",
+    "BinaryCrossentropy": "multi_hot",
+    "BinaryFocalCrossentropy": "multi_hot",
+}
+_CLASSES = {name.lower(): name for name in _KINDS}
+
+
+class Loss(NamedTuple):
+    """A classification loss of Keras."""
+
+    name: str  # name of the class or function
+    kind: str  # one of the values of `_KINDS`
+    from_logits: bool  # False if the loss expects probabilities
+    ignored: int | None = None  # the label to ignore
+    keras_class: str | None = None  # the class in `keras.losses`
+
+
+def names_of_loss(loss):
+    """Returns the name of a loss function, or the names of the class of a loss and of its base classes."""
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    return [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
+
+
+def recognised_loss(loss):
+    """Returns the `Loss` of a compiled loss; None if it is no classification loss of Keras."""
+    loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+    # A function of the user may have the name of a loss of Keras, but other arguments.
+    if hasattr(loss, "__name__") and not loss.__module__.startswith("keras."):
+        return None
+    # Subclasses of Keras' losses expect the same labels.
+    names = names_of_loss(loss)
+    owner = next((_CLASSES[key] for name in names if (key := name.lower().replace("_", "")) in _CLASSES), None)
+    if owner is None:
+        return None
+    from_logits = bool(getattr(loss, "from_logits", False))
+    return Loss(names[0].lstrip("_"), _KINDS[owner], from_logits, getattr(loss, "ignore_class", None), owner)
+
+
+def loss_mismatch(loss, probable):
+    """Returns the message for a `Loss` of logits whose model gives probabilities (`probable`), or for the reverse."""
+    line = f"loss=keras.losses.{loss.keras_class}({'' if probable else 'from_logits=True'})"
+    remedy = f"{line}, or build the model with classifier_activation=None" if probable else line
+    return (
+        f"Expected a loss with from_logits={not probable}, since the model gives "
+        f"{'probabilities' if probable else 'logits'}. Received: {loss.name} with from_logits={loss.from_logits}. "
+        f"Write {remedy}."
+    )
+
+
+def check_loss(model, args, kwargs):
+    """Raises if a recognised loss among the arguments of `compile` does not fit the activation of the model's head.
+
+    Other losses, and outputs that no dense layer and no softmax or sigmoid computes, pass.
+    """
+    losses = kwargs.get("loss", args[1] if len(args) > 1 else None)
+    outputs = getattr(model, "outputs", None) or []
+    if isinstance(losses, dict):
+        named = dict(zip(model.output_names, outputs, strict=True)) if outputs else {}
+        # The names of outputs in a dict are its keys.
+        named |= model.output if outputs and isinstance(model.output, dict) else {}
+        pairs = [(named[name], loss) for name, loss in losses.items() if name in named]
+    elif isinstance(losses, (list, tuple)):
+        pairs = zip(outputs, losses, strict=False)
+    else:
+        pairs = [(output, losses) for output in outputs]
+    for output, part in pairs:
+        loss, activation = recognised_loss(part), activation_behind(output, ("softmax", "sigmoid", "linear"))
+        if loss and activation and loss.from_logits != (activation == "linear"):
+            raise ValueError(loss_mismatch(loss, activation != "linear"))
