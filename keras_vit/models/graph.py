@@ -121,6 +121,6 @@ def activation_behind(tensor, known=("softmax", "sigmoid")):
         return found.pop() if len(found) == 1 else None
     for name in known:
         fits = activation is getattr(keras.activations, name)
-        if kind == name.capitalize() or fits and (name != "linear" or isinstance(operation, keras.layers.Dense)):
+        if kind == name.capitalize() or (fits and (name != "linear" or isinstance(operation, keras.layers.Dense))):
             return name
     return None

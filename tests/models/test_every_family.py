@@ -65,8 +65,8 @@ def test_model_contract(kind):
     # The norms deep in the small EfficientNet see two pixels of each image. VT-ResNet has no norms above its ResNet, so
     # larger images would round by more than the check allows.
     count, scale = (4, 1) if "efficientnet" in kind else (2, 0.1) if "vt" in kind else (2, 1)
-    # A bias that all keys share does not change the softmax. In an EfficientNet, the batch norm after the next convolution
-    # removes a constant that `project_norm` adds to a channel.
+    # A bias that all keys share does not change the softmax. In an EfficientNet, the batch norm after the next
+    # convolution removes a constant that `project_norm` adds to a channel.
     no_gradient = ("position_bias_2", *(["project_norm/beta"] if "efficientnet" in kind else []))
     check_model(model, scale * images(count, *model.input_shape[1:]), no_gradient=no_gradient)
 
