@@ -3,6 +3,7 @@
 import os
 
 from keras_vit import arguments
+from keras_vit.models import saved
 from keras_vit.models.bit.model import BIT
 from keras_vit.models.coatnet.model import COATNET
 from keras_vit.models.efficientnet.model import EFFICIENTNET
@@ -24,7 +25,7 @@ def sources():
 
 def identify(file, source=None):
     """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; `source` is the name of the file's source, or None."""
-    canonical = CanonicalFile(file, *_source(file, source))
+    canonical = CanonicalFile(file, *((file.source, "") if file.container == "keras" else _source(file, source)))
     return FAMILIES[canonical.source.family], canonical
 
 
@@ -35,7 +36,7 @@ def read_config(file, grid_size=None, published=None):
             f"Cannot load {file.path!r}: keras_vit 0.1 wrote it. Load it with version 0.2, and save it again."
         )
     readers = {source.name: read for source, read in FAMILIES[file.source.family].sources.items()}
-    found = readers[file.source.name](file, grid_size)
+    found = {**readers, "keras_model": saved.read_config}[file.source.name](file, grid_size)
     if "position_embedding/embeddings" in file.weights and "position_interpolation" not in found.values:
         found.put(f"{DEFAULT} {file.source.name}", position_interpolation=found.position_interpolation)
     if published is not None:

@@ -10,7 +10,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.models.catalog import FAMILIES, identify, read_config
-from keras_vit.models.coatnet.checkpoint import TABLE
+from keras_vit.models.coatnet.checkpoint import table_grids
 from keras_vit.models.vit.checkpoint import positions_for
 from keras_vit.weights import hub
 from keras_vit.weights.load import Layout, Plan
@@ -88,6 +88,7 @@ def load_weights(
 
     Reference: arXiv 2010.11929, section 3.2; the official code's `load_pretrained`.
     """
+    refuse_own_family(model)
     _, file = identify(open_file(path, sha256), source)
     found = read_config(file, grid_size)
     options = {"skip": skip, "allow": allow, "position_interpolation": position_interpolation}
@@ -112,7 +113,6 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
             "Load the weights into the model that fold_preprocessing was called on, and fold it again."
         )
     here, config, sizes = current_fields(model), config_of(model), fields_of_file(file, found)
-    tables = [weight for weight in weights_by_path(model) if weight.endswith(TABLE)]
     positions = {layer.name: layer for layer in model.layers}.get("position_embedding")
     layout = _layout(
         config,
@@ -120,7 +120,7 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
         here.get("grid_size"),
         getattr(positions, "num_prefix_positions", 0),
         getattr(config, "position_interpolation", "linear"),
-        {weight: config.grid(int(weight.split("_")[1])) for weight in tables},
+        table_grids(config, weights_by_path(model)),
     )
     prefix, grid = positions_for(file, found.positions, layout.grid, layout.num_prefix_positions)
     family = FAMILIES[file.source.family]
@@ -160,10 +160,11 @@ def _check_settings(model, file, found, here, exempt):
 
 
 def _differing_parts(there, own, found, here):
-    """Returns the fields of two preprocessings that differ, as dicts; the crop may differ if the image size does."""
+    """Returns the stated fields of two preprocessings that differ, as dicts; the crop may differ if the size does."""
     there, own = vars(there), vars(own)
     sized = found.get("image_size") is not None and arguments.image_size(found.get("image_size")) == here["image_size"]
-    names = [name for name in there if there[name] != own[name] and (sized or name not in _CROP)]
+    stated = there if found.stated_constants is None else found.stated_constants
+    names = [name for name in there if name in stated and there[name] != own[name] and (sized or name not in _CROP)]
     return {name: there[name] for name in names}, {name: own[name] for name in names}
 
 
@@ -180,15 +181,19 @@ def head_sizes(fields):
     return heads, heads and width and width // heads
 
 
+def refuse_own_family(model):
+    """Raises if no other code base has models of the family of a model."""
+    if not FAMILIES[config_of(model).family].sources:
+        raise ValueError(
+            "Expected a model of a family whose weights other code bases have too. Received: model "
+            f"{model.name!r} of family {config_of(model).family!r}. Use model.save and keras_vit.from_pretrained, or "
+            "model.save_weights and model.load_weights."
+        )
+
+
 def current_fields(model):
     """Returns the fields of a model's config, updated for layers that its user may have changed."""
     config, names = config_of(model), {layer.name: layer for layer in model.layers}
-    if not FAMILIES[config.family].sources:
-        raise ValueError(
-            "Expected a model of a family whose weights other code bases have too. Received: model "
-            f"{model.name!r} of family {config.family!r}. Use model.save and keras.saving.load_model, or "
-            "model.save_weights and model.load_weights."
-        )
     entrances = [entrance.partition("/")[0] for entrance in ENTRANCES]
     if config.block_names[0] not in names or not names.keys() & set(entrances):
         raise ValueError(

@@ -12,7 +12,7 @@ from keras_vit.models import zoo
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.family import changed, completed
 from keras_vit.models.loading import all_settings, fields_of_file, load_file, open_file
-from keras_vit.models.saved import read_saved, saved_file
+from keras_vit.models.saved import SavedModel, load_saved, saved_file
 from keras_vit.models.vit.variants import architecture_name
 from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
@@ -77,12 +77,18 @@ def from_pretrained(
     local = _local_path(path, row)
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
     if (file := saved_file(local)) is not None:
-        of_checkpoints = {"source": source, "skip": skip, "grid_size": grid_size, "sha256": sha256}
-        of_checkpoints["architecture"] = architecture
+        of_checkpoints = {"source": source, "grid_size": grid_size, "sha256": sha256, "architecture": architecture}
         if wrong := [name for name, value in of_checkpoints.items() if value]:
             raise ValueError(f"Expected no {' and '.join(wrong)} with {file!r}, a whole model of Keras.")
-        return read_saved(file, {**given, "position_interpolation": position_interpolation})
-    opened = open_file(local, sha256)
+        changes = {**given, "position_interpolation": position_interpolation, "skip": skip or None}
+        # None removes the class names, as for other files.
+        changes = [name for name, value in changes.items() if value is not None or name == "class_names"]
+        model = load_saved(file)
+        if not changes:
+            return model
+        opened = SavedModel(file, model, ", ".join(changes))
+    else:
+        opened = open_file(local, sha256)
     if architecture is not None:
         state_architecture(opened, architecture, "preprocessing" not in kwargs)
     family, file = identify(opened, source)

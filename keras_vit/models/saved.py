@@ -1,4 +1,4 @@
-"""Reads models that Keras saved: .keras files and the folders of training runs, also at another image size."""
+"""Reads models that Keras saved: .keras files and the folders of training runs."""
 
 import json
 import os
@@ -6,21 +6,20 @@ import re
 import zipfile
 
 import keras
-import numpy as np
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.config import config_of, find_normalization
-from keras_vit.models.catalog import FAMILIES
-from keras_vit.models.family import FamilyModel, changed
-from keras_vit.weights import resize
+from keras_vit.models.coatnet.checkpoint import table_grids
+from keras_vit.models.family import FamilyModel
+from keras_vit.weights.found import STATED, Found, Positions
+from keras_vit.weights.read.file import Entry, WeightsFile
+from keras_vit.weights.source import Name, Source
 from keras_vit.weights.tokens import weights_by_path
 
 # The files that a run writes to its folder at its end and at its start.
 MODEL, STARTED = "model.keras", "recipe.json"
 # Keras checks few values of a config, so a damaged config raises many kinds of errors.
 _DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
-_POSITIONS, _PATCHES, _TABLE = "position_embedding/embeddings", "patch_embedding/kernel", "/attention/position_table"
 
 
 def saved_file(path):
@@ -34,23 +33,8 @@ def saved_file(path):
     return path if path.endswith(".keras") else None
 
 
-def read_saved(path, given):
-    """Reads a .keras file without compiling it; `given` are builder arguments that change the model."""
-    model = _load(path)
-    # None removes the class names, as for other files.
-    given = {name: value for name, value in given.items() if value is not None or name == "class_names"}
-    if not given:
-        return model
-    if not isinstance(model, FamilyModel):
-        raise ValueError(
-            f"Expected {path!r} to contain a model of a builder of this package, to change {', '.join(given)}. "
-            f"Received: a {type(model).__name__} around it. Load it without these arguments, take the inner model by "
-            "get_layer, save that, and read it with them."
-        )
-    return _rebuilt(model, given)
-
-
-def _load(path):
+def load_saved(path):
+    """Returns the model in a .keras file, without compiling it."""
     damaged = f"Cannot read {path!r}: it is not a .keras file, or it is damaged"
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
@@ -84,98 +68,61 @@ def _numbers(version):
     return [int(number) for number in re.findall(r"\d+", str(version))[:3]]
 
 
-def _rebuilt(model, given):
-    """Returns a model with other arguments and the weights of `model`; positions and patches are resized."""
-    old = config_of(model)
-    _check_whole(model, old, given)
-    family = FAMILIES[old.family]
-    fields, options = family.split(given, "from_pretrained")
-    if "class_names" in given:
-        fields["class_names"] = given["class_names"]
-    if "preprocessing" in fields:
-        fields["preprocessing"] = changed(old.preprocessing, fields["preprocessing"])
-    num_classes = fields.get("num_classes", old.num_classes)
-    arguments.class_names(fields.get("class_names"), num_classes)
-    replaced = ()
-    if num_classes != old.num_classes:
-        replaced = _HEADS
-        fields = {"class_names": None, "task": "single_label", "classifier_activation": None, **fields}
-        if old.family == "vit" and not fields.get("representation_size"):
-            replaced = (*_HEADS, "pre_logits")
-            fields["representation_size"] = None
-    if not num_classes and getattr(old, "return_both_heads", False):
-        fields = {"return_both_heads": False, **fields}
-    new_config = old.replace(**{**_tables(old, fields), **fields})
-    new = family.make(new_config, **{"name": model.name, **options})
-    values, here = {}, weights_by_path(new)
-    there = {
-        weight: variable for weight, variable in weights_by_path(model).items() if weight.split("/")[0] not in replaced
-    }
-    for weight, variable in here.items():
-        shape = tuple(variable.shape)
-        if weight.split("/")[0] in replaced:
-            values[weight] = np.zeros(shape, "float32")
-        elif weight in there:
-            value = ops.convert_to_numpy(ops.cast(there[weight], "float32"))
-            values[weight] = value if value.shape == shape else _resized(weight, value, old, new)
-    wrong = [weight for weight in {**here, **there} if weight not in values or weight not in here]
-    wrong += [weight for weight, value in values.items() if value is None or value.shape != tuple(here[weight].shape)]
-    if any(getattr(old, name, None) != getattr(new.config, name, None) for name in ("num_heads", "head_dim")):
-        # The attention's weights may have the same shapes in both models.
-        wrong += [weight for weight in here if "attention/" in weight]
-    if wrong:
-        received = ", ".join(name for name in fields if name in given)
-        advice = "Build a new model and train it."
-        if any("/lora_" in weight for weight in wrong):
-            advice = "Read the file without these arguments, apply keras_vit.training.merge_lora, and save the result."
-        raise ValueError(
-            f"Expected changes that the weights of model {model.name!r} fit. Received: {received}, which need other "
-            f"weights: {', '.join(wrong[:10])}. {advice}"
-        )
-    for weight, value in values.items():
-        here[weight].assign(value)
-    return new
+class SavedSource(Source):
+    """The source of .keras files, whose keys are the paths of weights."""
+
+    def find(self, weight):
+        return Name((weight,))
+
+    def find_weight_path(self, key):
+        return key
 
 
-def _check_whole(model, config, given):
-    """Raises if a model was cut before its head, or if its weights include the scaling of the images."""
-    changes = ", ".join(given)
-    if find_normalization(model).folded:
-        raise ValueError(
-            f"Expected a model whose preprocessing is not folded into its weights, to change {changes}. Received: "
-            f"model {model.name!r}. Change the model that fold_preprocessing was called on, and fold it again."
-        )
-    if (model.head is None) != (config.num_classes == 0):
-        raise ValueError(
-            f"Expected a model with the head of its config, to change {changes}. Received: model {model.name!r}, which "
-            "was cut before its head. Change the whole model, and cut it again."
-        )
+class SavedModel(WeightsFile):
+    """The weights of a model that was read from a .keras file, to load them into a changed model.
+
+    Args:
+        path: Path of the file.
+        model: The model.
+        changes: Names of the arguments that change the model, for errors.
+
+    Raises:
+        ValueError: If the model is not a whole model of a builder of this package.
+    """
+
+    container = "keras"
+
+    def __init__(self, path, model, changes):
+        super().__init__(path)
+        expected = f"Expected {path!r} to contain a whole model of a builder of this package, to change {changes}."
+        if not isinstance(model, FamilyModel):
+            raise ValueError(
+                f"{expected} Received: a {type(model).__name__} around it. Load it without these arguments, take the "
+                "inner model by get_layer, save that, and read it with them."
+            )
+        if find_normalization(model).folded:
+            raise ValueError(f"{expected} Received: one folded by fold_preprocessing. Change the model before folding.")
+        self.config = config_of(model)
+        if (model.head is None) != (self.config.num_classes == 0):
+            raise ValueError(f"{expected} Received: one which was cut before its head. Change it before cutting.")
+        self.name, self.verified, self._weights = model.name, True, weights_by_path(model)
+        self.entries = {key: Entry(tuple(weight.shape), weight.dtype) for key, weight in self._weights.items()}
+        method = getattr(self.config, "position_interpolation", "linear")
+        self.source = SavedSource("keras_model", {}, family=self.config.family, position_interpolation=method)
+
+    def read(self, keys):
+        """Yields (key, float32 array) in order."""
+        for key in keys:
+            yield key, ops.convert_to_numpy(ops.cast(self._weights[key], "float32"))
 
 
-def _tables(old, fields):
-    """Returns the fields that keep the size of the position tables if `fields` allow images of any size."""
-    if arguments.image_size(fields.get("image_size", 1)) != (None, None):
-        return {}
-    return {} if old.table_field is None else {old.table_field: old.table_size}
-
-
-# Layers that are set to zero if the number of classes changes.
-_HEADS = ("head", "head_dist")
-
-
-def _resized(weight, value, old, new):
-    """Returns a position table or a patch kernel in the size of the model `new`; None for another weight."""
-    config = new.config
-    if weight == _PATCHES:
-        return resize.resize_patches(value, config.patch_size)
-    if weight == _POSITIONS:
-        count = new.get_layer("position_embedding").num_prefix_positions
-        patches = value[0, count:].reshape(*old.grid, -1)
-        patches = resize.resize_positions(patches, *config.grid, config.position_interpolation)
-        return np.concatenate([value[:, :count], patches.reshape(1, -1, value.shape[-1])], axis=1)
-    if weight.endswith(_TABLE):
-        stage = int(weight.split("_")[1])
-        before, after = ([2 * side - 1 for side in each.grid(stage)] for each in (old, config))
-        table = resize.resize_positions(value.reshape(*before, -1), *after, config.position_interpolation)
-        return table.reshape(-1, value.shape[-1])
-    return None
+def read_config(file, grid_size=None):
+    """Returns the `Found` of the `CanonicalFile` of a `SavedModel`; ignores `grid_size`, which its config contains."""
+    config, found = file.file.config, Found(file.path)
+    found.put(STATED, **vars(config), name=file.file.name)
+    found.position_interpolation = file.source.position_interpolation
+    if config.family == "vit":
+        table = file.weights.get("position_embedding/embeddings", (1, 0))
+        found.positions = Positions(table[1] - config.grid[0] * config.grid[1], config.grid, True)
+    found.tables = table_grids(config, file.weights)
+    return found

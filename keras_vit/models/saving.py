@@ -13,7 +13,7 @@ from keras_vit import arguments
 from keras_vit.config import config_of, find_normalization
 from keras_vit.models.bit import transformers_folder as transformers_bit
 from keras_vit.models.catalog import FAMILIES
-from keras_vit.models.loading import allowed_settings, current_fields, head_sizes
+from keras_vit.models.loading import allowed_settings, current_fields, head_sizes, refuse_own_family
 from keras_vit.models.model_card import model_card
 from keras_vit.models.vit import timm_folder, transformers_folder
 from keras_vit.models.vit.names.timm import TIMM_STEM
@@ -58,6 +58,7 @@ def save_weights(
     >>> keras_vit.save_weights(keras_vit.ViTTi16(), "hf://me/vit", format="huggingface")  # doctest: +SKIP
     """
     arguments.choice("format", format, FORMATS)
+    refuse_own_family(model)
     if hub.is_name(path):
         hub.upload(
             path,

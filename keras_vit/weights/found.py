@@ -52,6 +52,8 @@ class Found:
         self.positions = Positions()
         # The grids of tables of relative positions, by weight.
         self.tables = {}
+        # The fields of the preprocessing that the file states, or None for all.
+        self.stated_constants = None
 
     def put(self, origin, *, certain=True, **fields):
         """Sets fields, which are then no longer unknown."""
@@ -116,8 +118,11 @@ class Found:
                 yield name, self.get(name), fields[name]
 
 
-def attempt_preprocessing(found, origin, read):
-    """Sets the preprocessing to the constants that `read()` returns, or leaves it unknown if they are invalid."""
+def attempt_preprocessing(found, default, config, fields, read):
+    """Sets the preprocessing to the constants that `read()` returns, or leaves it unknown if they are invalid.
+
+    `fields` maps each key of `config` to the fields that it states. If there is none, `default` is the origin.
+    """
 
     def preprocessing():
         constants = read()
@@ -126,7 +131,8 @@ def attempt_preprocessing(found, origin, read):
         except ValueError as error:
             raise ValueError(f"Cannot load {found.path!r}: its preprocessing is invalid. {error}") from None
 
-    found.attempt(origin, "preprocessing", preprocessing)
+    found.stated_constants = {field for key in fields if config.get(key) is not None for field in fields[key]}
+    found.attempt(STATED if found.stated_constants else default, "preprocessing", preprocessing)
 
 
 def put_preprocessing(found, source, known=True):

@@ -173,6 +173,8 @@ class Plan:
     def _hints(self, unexpected, mismatched):
         if any(key.startswith("pre_logits/") for key in unexpected):
             yield "The file has a pre_logits layer: build the model with representation_size, or leave the head out."
+        if any("/lora_" in key for key in unexpected):
+            yield "The file has LoRA matrices: apply keras_vit.training.merge_lora to its model, and save the result."
         tokens = "class_token/tokens"
         if (tokens in self.checkpoint.weights) != (tokens in self.variables):
             yield 'Either the file or the model has no class token: pass skip=("class_token",) to leave it out.'

@@ -10,7 +10,11 @@ from keras_vit.weights.labels import TASKS, read_labels
 
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _FILTERS = {"lanczos": "lanczos3", "box": "area"}
-
+# The fields of a preprocessing that each key of a pretrained_cfg states.
+_CONSTANTS = {
+    **{"mean": ("mean", "value_range"), "std": ("std",), "interpolation": ("interpolation", "antialias")},
+    **{"crop_pct": ("crop_fraction",), "crop_mode": ("resize_mode",)},
+}
 
 # timm's default pretrained_cfg by architecture, if it is the same for most weights of a family.
 _PRETRAINED_CFGS = (
@@ -51,10 +55,10 @@ def read_folder(file, found):
         found.leave(f"timm's models of the architecture {file.model_name!r} differ in it", "preprocessing")
         pretrained = {}
     else:
-        states = pretrained.keys() & {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
-        origin = STATED if states else f"{DEFAULT} timm"
-        origin = f"{KNOWN} {file.model_name}" if "assumed" in file.facts else origin
-        attempt_preprocessing(found, origin, lambda: preprocessing_from_cfg(pretrained))
+        origin, keys = f"{DEFAULT} timm", _CONSTANTS
+        if "assumed" in file.facts:
+            origin, keys = f"{KNOWN} {file.model_name}", {}
+        attempt_preprocessing(found, origin, pretrained, keys, lambda: preprocessing_from_cfg(pretrained))
     read_labels(found, file.config, file.config.get("label_names") or pretrained.get("label_names"), of_timm=True)
     size = pretrained.get("input_size")
     size = size[1:] if isinstance(size, (tuple, list)) else size

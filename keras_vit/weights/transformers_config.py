@@ -1,5 +1,6 @@
 """Reads and writes the parts of transformers' config.json and preprocessor_config.json that all families share."""
 
+import functools
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ from keras_vit.files import replacing
 from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import DEFAULT, STATED, attempt_preprocessing
+from keras_vit.weights.found import DEFAULT, attempt_preprocessing
 from keras_vit.weights.labels import TASKS, read_labels
 from keras_vit.weights.write import write_safetensors
 
@@ -65,8 +66,13 @@ _PROCESSOR_OF = {
 _SQUASHED_BY_CONVNEXT = 384
 # Pillow's filters by their numbers.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
-# The keys that state a constant of the preprocessing.
-_CONSTANTS = {"image_mean", "image_std", "resample", "size", "do_center_crop", "crop_size", "crop_pct"}
+# The fields of a preprocessing that each key of an image processor states.
+_CONSTANTS = {
+    **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation", "antialias")},
+    **dict.fromkeys(
+        ("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode", "crop_rounding")
+    ),
+}
 # The keys of an image processor that are read, and keys that do not change the result for a single picture.
 _READ = {
     *("image_processor_type", "feature_extractor_type", "do_resize", "size", "default_to_square", "resample"),
@@ -106,8 +112,8 @@ def read_folder(file, found, read):
             "outputs."
         )
     if isinstance(preprocessor, dict):
-        origin = STATED if preprocessor.keys() & _CONSTANTS else f"{DEFAULT} transformers"
-        attempt_preprocessing(found, origin, lambda: preprocessing_from_processor(file.path, preprocessor, config))
+        read = functools.partial(preprocessing_from_processor, file.path, preprocessor, config)
+        attempt_preprocessing(found, f"{DEFAULT} transformers", preprocessor, _CONSTANTS, read)
     # If there is one label and no problem_type, transformers computes the loss of a regression.
     usual = "regression" if found.get("num_classes") == 1 else "single_label"
     read_labels(found, config, config.get("id2label"), usual=usual)

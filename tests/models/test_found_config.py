@@ -4,7 +4,7 @@ import pytest
 
 import keras_vit
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.helpers import changed, check_refused, read
+from tests.weights.helpers import changed, check_refused, read, timm_folder
 
 BARE = {"preprocessing": keras_vit.Preprocessing()}
 FLOWERS = tuple(f"flower {i}" for i in range(10))
@@ -88,6 +88,29 @@ def test_missing_constants_of_a_processor_are_defaults(tmp_path, constants, orig
     processor = {"image_processor_type": "ViTImageProcessor", **constants}
     folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", **processor)
     assert read(folder)[1].values["preprocessing"].origin == origin
+
+
+@pytest.mark.parametrize(
+    "name, others",
+    [
+        ("hf_vit", {"interpolation": "bilinear", "crop_fraction": 1.0, "std": (0.5,)}),
+        ("hf_deit_distilled", {"interpolation": "bicubic", "crop_fraction": 0.875, "std": (0.5,)}),
+        ("timm", {"interpolation": "bicubic", "crop_fraction": 0.875, "std": (0.229, 0.224, 0.225)}),
+    ],
+)
+def test_single_stated_constant_leaves_the_rest_defaults(tmp_path, name, others):
+    if name == "timm":
+        facts = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 4}}
+        folder = timm_folder(tmp_path, "timm_vit", **facts, pretrained_cfg={"mean": [0.25] * 3})
+    else:
+        folder = changed(tmp_path, name, "preprocessor_config.json", image_mean=[0.25] * 3)
+    found = read(folder)[1]
+    assert found.get("preprocessing").mean == (0.25,) * 3 and found.stated_constants == {"mean", "value_range"}
+    assert {field: getattr(found.get("preprocessing"), field) for field in others} == others
+    # Only stated constants are compared with the model's.
+    keras_vit.load_weights(keras_vit.from_pretrained(folder, preprocessing={"std": 0.1}), folder)
+    other = keras_vit.from_pretrained(folder, preprocessing={"mean": 0.3})
+    check_refused(r"preprocessing=\{'mean': \(0.25, ", folder, into=other)
 
 
 def test_missing_task_and_class_names_are_defaults(tmp_path):

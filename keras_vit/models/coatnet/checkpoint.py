@@ -213,6 +213,11 @@ def read_config(file, grid_size=None):
     return found
 
 
+def table_grids(config, weights):
+    """Returns {weight: (rows, columns)} for the tables of relative positions among the weights of a config's model."""
+    return {weight: config.grid(int(weight.split("_")[1])) for weight in weights if weight.endswith(TABLE)}
+
+
 def _read_architecture(file, found):
     """Adds the fields that a timm folder's architecture and arguments imply."""
     name, config = str(file.config.get("architecture")), file.config

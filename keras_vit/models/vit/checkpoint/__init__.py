@@ -225,7 +225,8 @@ def positions_for(file, positions, grid, num_prefix):
 
 def fit(file, found, fields, given):
     """Checks the positions, as in `Family.fit`; returns head_dim, which need not divide hidden_dim."""
-    if not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
+    # The model of a .keras file was built with its positions.
+    if file.container != "keras" and not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
         check_positions(file, fields)
     return {"head_dim": fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])}
 
