@@ -64,8 +64,7 @@ def _compile_step(model, batch_size):
     model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
     model.reset_metrics()
     distribution = keras.distribution.distribution()
-    parts = 1 if distribution is None else batch_parts(distribution)
-    if batch_size % parts:
+    if batch_size % (parts := batch_parts()):
         raise arguments.invalid("batch_size", f"a multiple of {parts}, the parts of a batch", batch_size)
 
     def array(shape, dtype):

@@ -12,29 +12,23 @@ from keras_vit import arguments
 _BATCH_NAMES = ("data", "batch")
 
 
-def _split_paths(data, model):
-    """Returns the mesh axis of each side of the variables of the blocks, by path.
-
-    Columns of the first kernel and rows of the second kernel are split, so that only the second product is summed over
-    the devices.
-    """
-    return {
-        r".*\battention/qkv/kernel": (None, model),
-        r".*\battention/qkv/bias": (model,),
-        r".*\battention/out/kernel": (model, None),
-        r".*\bmlp/dense_1/kernel": (None, model),
-        r".*\bmlp/dense_1/bias": (model,),
-        r".*\bmlp/dense_2/kernel": (model, None),
-        r".*\battention/(query|key|value)/kernel": (None, model, None),
-        r".*\battention/(query|key|value)/bias": (model, None),
-        r".*\battention/attention_output/kernel": (model, None, None),
-        # These are tensors inside a block, not variables; see `layers.placement`.
-        "heads of a kernel": (None, None, model, None),
-        "heads of tokens": (None, data, model, None, None),
-        r".*\bblock_\d+/mlp/dense_1/output": (data, None, model),
-    }
-
-
+# The mesh axis of each side of the variables of the blocks, by path. Columns of the first kernel and rows of the second
+# kernel are split, so that only the second product is summed over the devices.
+_SPLIT_PATHS = {
+    r".*\battention/qkv/kernel": (None, "model"),
+    r".*\battention/qkv/bias": ("model",),
+    r".*\battention/out/kernel": ("model", None),
+    r".*\bmlp/dense_1/kernel": (None, "model"),
+    r".*\bmlp/dense_1/bias": ("model",),
+    r".*\bmlp/dense_2/kernel": ("model", None),
+    r".*\battention/(query|key|value)/kernel": (None, "model", None),
+    r".*\battention/(query|key|value)/bias": ("model", None),
+    r".*\battention/attention_output/kernel": ("model", None, None),
+    # These are tensors inside a block, not variables; see `layers.placement`.
+    "heads of a kernel": (None, None, "model", None),
+    "heads of tokens": (None, "data", "model", None, None),
+    r".*\bblock_\d+/mlp/dense_1/output": ("data", None, "model"),
+}
 # Outputs that stay on the device of their images. Without this layout, XLA may send outputs, which grow with the batch,
 # to the devices that hold a variable.
 _OUTPUTS = re.compile(r"(.*/)?(patch_embedding|qkv|out|dense_1|dense_2|block_\d+|head)/output")
@@ -86,9 +80,9 @@ def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.Layout
         raise arguments.invalid("mesh", 'a mesh with two axes, such as "data" and "model"', mesh.axis_names)
     data = batch_axis(mesh)
     (model,) = (name for name in mesh.axis_names if name != data)
-    layouts = keras.distribution.LayoutMap(mesh)
-    for path, axes in _split_paths(data, model).items():
-        layouts[path] = axes
+    layouts, names = keras.distribution.LayoutMap(mesh), {"data": data, "model": model, None: None}
+    for path, axes in _SPLIT_PATHS.items():
+        layouts[path] = tuple(names[axis] for axis in axes)
     return layouts
 
 
@@ -97,8 +91,11 @@ def batch_axis(mesh):
     return next((name for name in mesh.axis_names if name in _BATCH_NAMES), mesh.axis_names[0])
 
 
-def batch_parts(distribution):
-    """Returns the number of parts into which a `keras.distribution` splits each batch."""
+def batch_parts():
+    """Returns the number of parts into which the active `keras.distribution` splits each batch."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.batch_dim_name is None:
+        return 1
     mesh = distribution.device_mesh
     return mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)]
 

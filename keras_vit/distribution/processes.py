@@ -32,13 +32,13 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
 
     >>> keras_vit.distribution.initialize("10.0.0.1:1234", num_processes=2, process_id=0)  # doctest: +SKIP
     """
-    given = (coordinator, num_processes, process_id)
-    backend, launcher = keras.backend.backend(), None
-    if given == (None, None, None):
-        launcher = _launcher()
-        if launcher is None:
-            return
-    else:
+    backend, given = keras.backend.backend(), (coordinator, num_processes, process_id) != (None, None, None)
+    by_torchrun = not given and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    # SLURM sets the second variable only in the processes of srun.
+    by_slurm = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ
+    if not (given or by_torchrun or by_slurm):
+        return
+    if given:
         host, colon, port = str(coordinator).rpartition(":")
         if not (host and colon and port.isdecimal()):
             raise arguments.invalid("coordinator", '"HOST:PORT"', coordinator)
@@ -49,28 +49,16 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
             "Expected the JAX or PyTorch backend for several processes (KERAS_BACKEND=jax): `fit` of Keras 3 fails in "
             "TensorFlow's MultiWorkerMirroredStrategy. Received: tensorflow"
         )
-    if backend == "torch":
-        _join_torch(coordinator, num_processes, process_id)
+    if backend == "jax":
+        if by_torchrun:
+            raise RuntimeError(
+                "Expected the PyTorch backend (KERAS_BACKEND=torch) under torchrun. Received: jax. Start a process "
+                "without torchrun on each machine, with `coordinator`, `num_processes` and `process_id`."
+            )
+        import jax
+
+        jax.distributed.initialize(coordinator, num_processes, process_id)
         return
-    if launcher == "torchrun":
-        raise RuntimeError(
-            "Expected the PyTorch backend (KERAS_BACKEND=torch) under torchrun. Received: jax. Start a process without "
-            "torchrun on each machine, with the arguments `coordinator`, `num_processes` and `process_id`."
-        )
-    import jax
-
-    jax.distributed.initialize(coordinator, num_processes, process_id)
-
-
-def _launcher():
-    """Returns the launcher that started this process as one of several, or None."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        return "torchrun"
-    # SLURM sets the second variable only in the processes of srun.
-    return "SLURM" if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ else None
-
-
-def _join_torch(coordinator, num_processes, process_id):
     import torch
 
     gpus = torch.cuda.device_count()
@@ -168,18 +156,6 @@ def summed(variables):
         for value in values:
             group.all_reduce(value)
     return values
-
-
-def metrics_to_numpy(variables) -> list:
-    """Returns the values of metrics for the images of all processes; all processes must call it."""
-    if torch_group():
-        return [keras.ops.convert_to_numpy(value) for value in summed(variables)]
-    return [to_numpy(variable) for variable in variables]
-
-
-def share_of_metrics(value):
-    """Returns the metric value to restore: 0 in PyTorch processes after the first, because their values are summed."""
-    return np.zeros_like(value) if torch_group() and process_id() else value
 
 
 def on_one_device(model: keras.Model) -> keras.Model:

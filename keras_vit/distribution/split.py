@@ -60,24 +60,19 @@ def distributed(kind: str | None, model_devices: int | None = None):
     elif backend == "torch":
         yield Split(num_processes(), num_processes(), process_id())
     else:
-        with _layouts(kind, model_devices).scope():
-            parts = batch_parts(keras.distribution.distribution())
+        # Each process reads only its part of the data.
+        options, devices = {"auto_shard_dataset": False}, len(keras.distribution.list_devices())
+        if model_devices is None:
+            model_devices = {"tensor": devices, "fsdp+tensor": 2}.get(kind, 1)
+        if devices % arguments.positive_int("model_devices", model_devices):
+            raise arguments.invalid("model_devices", f"a divisor of {devices}, the number of devices", model_devices)
+        mesh = device_mesh(model_devices)
+        if "fsdp" in kind:
+            layouts = fsdp(mesh, layouts=layout_map(mesh) if "tensor" in kind else None, **options)
+        else:
+            layouts = {"data": data_parallel, "tensor": tensor_parallel}[kind](mesh, **options)
+        with layouts.scope():
+            parts = batch_parts()
             # Processes whose devices share one copy of the model read the same images.
             shards = min(num_processes(), parts)
             yield Split(parts, shards, process_id() * shards // num_processes())
-
-
-def _layouts(kind, model_devices):
-    """Returns the layouts of a kind on all devices, for processes that each read only a part of the data."""
-    everything = len(keras.distribution.list_devices())
-    sizes = {"tensor": everything, "fsdp+tensor": 2}
-    if model_devices is None:
-        model_devices = sizes.get(kind, 1)
-    if everything % arguments.positive_int("model_devices", model_devices):
-        raise arguments.invalid("model_devices", f"a divisor of {everything}, the number of devices", model_devices)
-    mesh = device_mesh(model_devices)
-    if kind == "data":
-        return data_parallel(mesh, auto_shard_dataset=False)
-    if kind == "tensor":
-        return tensor_parallel(mesh, auto_shard_dataset=False)
-    return fsdp(mesh, layouts=layout_map(mesh) if "tensor" in kind else None, auto_shard_dataset=False)

@@ -37,14 +37,33 @@ def synchronize(model: keras.Model) -> keras.Model:
     """
     if keras.backend.backend() == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1:
         _check_optimizer(model.optimizer)
-    if torch_group():
+    if group := torch_group():
         if not (model.compiled and model.built):
             state = f"compiled={model.compiled}, built={model.built}"
             raise ValueError(f"Expected `model` to be compiled and built. Received: {model.name!r}, with {state}")
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        _broadcast(model.variables + model.optimizer.variables)
-        model.optimizer = averaging(model.optimizer)
+        variables = model.variables + model.optimizer.variables
+        found = [None] * num_processes()
+        group.all_gather_object(found, [(tuple(v.shape), v.dtype, v.trainable) for v in variables])
+        other = next((i for i, shapes in enumerate(found) if shapes != found[0]), None)
+        # All processes raise. If only one process raised, the rest would wait for it.
+        if other is not None:
+            raise ValueError(
+                "Expected `model` to have the same variables in each process, as many of them trainable. "
+                f"Received: {len(found[0])} in process 0 and {len(found[other])} in process {other}, not all alike"
+            )
+        for variable in variables:
+            value = variable.value.detach().contiguous()
+            group.broadcast(value, src=0)
+            variable.assign(value)
+        if not isinstance(model.optimizer, _Averaging):
+            # This class is a subclass of the optimizer's class, so checkpoints, callbacks and loss scaling work as
+            # before. Both optimizers share all state and settings.
+            kind, state = type(model.optimizer), vars(model.optimizer)
+            shared = object.__new__(type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__}))
+            object.__setattr__(shared, "__dict__", state)
+            model.optimizer = shared
         spread_seeds(model)
     return model
 
@@ -73,24 +92,10 @@ def whole_batch_gradients(gradients):
 
 
 class _Averaging:
-    """Optimizer mixin that averages the gradients of all PyTorch processes before they are applied."""
+    """Optimizer mixin that averages the gradients of all PyTorch processes before they are clipped and applied."""
 
     def apply(self, grads, trainable_variables=None):
         return super().apply(whole_batch_gradients(list(grads)), trainable_variables)
-
-
-def averaging(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns an optimizer that averages gradients and shares all state and settings with the given one.
-
-    Its class is a subclass of the given optimizer's class, so checkpoints, callbacks and loss scaling work as before.
-    The gradients are averaged first, so clipping and the check for finite gradients see the whole batch.
-    """
-    if isinstance(optimizer, _Averaging):
-        return optimizer
-    kind = type(optimizer)
-    shared = object.__new__(type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__}))
-    object.__setattr__(shared, "__dict__", vars(optimizer))
-    return shared
 
 
 def check_synchronized(model):
@@ -128,22 +133,6 @@ def spread_seeds(model):
         keras.utils.set_random_seed(int(numbers[0]))
         for variable, seed in zip(states, numbers[1:], strict=True):
             variable.assign([int(seed), 0])
-
-
-def _broadcast(variables):
-    group, found = torch_group(), [None] * num_processes()
-    group.all_gather_object(found, [(tuple(v.shape), v.dtype, v.trainable) for v in variables])
-    other = next((i for i, shapes in enumerate(found) if shapes != found[0]), None)
-    # All processes raise. If only one process raised, the rest would wait for it.
-    if other is not None:
-        raise ValueError(
-            "Expected `model` to have the same variables in each process, as many of them trainable. "
-            f"Received: {len(found[0])} in process 0 and {len(found[other])} in process {other}, not all alike"
-        )
-    for variable in variables:
-        value = variable.value.detach().contiguous()
-        group.broadcast(value, src=0)
-        variable.assign(value)
 
 
 def _check_optimizer(optimizer):

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from keras import ops
 
 from keras_vit import arguments
-from keras_vit.distribution.processes import metrics_to_numpy, process_id, share_of_metrics, to_numpy
+from keras_vit.distribution.processes import process_id, summed, to_numpy, torch_group
 from keras_vit.files import only_process, remove_abandoned, replacing
 
 _FORMAT = "keras_vit training checkpoint, version 2"
@@ -107,14 +108,24 @@ def model_arrays(model):
     """Returns the values of the variables of a model, its optimizer and its metrics, by "group/number"."""
     arrays = {}
     for group, variables in _variables(model).items():
-        values = metrics_to_numpy(variables) if group == "metrics" else map(to_numpy, variables)
+        # The metrics of each PyTorch process are sums over its images.
+        values = (
+            map(ops.convert_to_numpy, summed(variables))
+            if group == "metrics" and torch_group()
+            else map(to_numpy, variables)
+        )
         arrays |= {f"{group}/{i:05d}": storable(value) for i, value in enumerate(values)}
     return arrays
 
 
 def signature(model):
     """Returns the paths, shapes and dtypes of a model's variables, by group."""
-    return {group: [_describe(v) for v in variables] for group, variables in _variables(model).items()}
+    # Keras appends numbers to the names of unnamed layers.
+    numbers = re.compile(r"_[0-9]+(?=[_/]|$)")
+    return {
+        group: [f"{numbers.sub('', v.path)} {list(v.shape)} {v.dtype}" for v in variables]
+        for group, variables in _variables(model).items()
+    }
 
 
 def check_model(model, slot):
@@ -145,17 +156,13 @@ def assign(model, arrays, facts, *groups):
             continue
         for i, variable in enumerate(variables[group]):
             value = arrays[f"{group}/{i:05d}"]
-            variable.assign(share_of_metrics(value) if group == "metrics" else value)
+            in_process_0 = group == "metrics" and torch_group() and process_id()
+            variable.assign(np.zeros_like(value) if in_process_0 else value)
 
 
 def _variables(model):
     optimizer = model.optimizer.variables if model.optimizer is not None else []
     return {"model": model.variables, "optimizer": optimizer, "metrics": model.metrics_variables}
-
-
-def _describe(variable):
-    """Describes a variable by path, shape and dtype, without the numbers that Keras appends to unnamed layers."""
-    return f"{re.sub(r'_[0-9]+(?=[_/]|$)', '', variable.path)} {list(variable.shape)} {variable.dtype}"
 
 
 def storable(array):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from PIL import Image
+
+from tests.distribution.children import write_images
 
 SETTINGS = {
     "variant": "Ti/8",
@@ -26,17 +27,6 @@ SETTINGS = {
     "model.dropout_rate": 0.1,
     "model.drop_path_rate": 0.1,
 }
-
-
-def write_images(folder):
-    """Writes 60 images of three colors."""
-    rng = np.random.default_rng(0)
-    for i in range(60):
-        image = rng.integers(0, 160, (40, 40, 3), "uint8")
-        image[..., i % 3] += 60
-        path = folder / str(i % 3) / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
 
 
 def start(images, out, log):
@@ -93,7 +83,7 @@ def finish(images, out, log):
 def compare(folder, step):
     """Kills a run near `step` and resumes it; returns the seconds until the killed run ended."""
     images, log = folder / "images", folder / "log.txt"
-    write_images(images)
+    write_images(folder, "012", 20, (40, 40))
     expected = finish(images, folder / "whole", log)
     seconds = kill(images, folder / "run", step, log)
     found = finish(images, folder / "run", log)
