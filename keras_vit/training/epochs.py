@@ -52,14 +52,20 @@ class Epochs:
             data.set_epoch(epoch)
         order, workers = None, {}
         if is_arrays(data):
-            data = _Rows(data, self.batch_size)
+            data = Rows(data, self.batch_size)
             if self.shuffle:
                 data.order = np.random.default_rng([self.seed, epoch]).permutation(data.count)
             total = self._total(len(data), first)
             return _Part(data, None, first, total, before), total
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
-            self._begin_epoch(data, epoch)
+            # A PyDataset shuffles itself in `on_epoch_end`, so call it also for the epochs before a restart.
+            while self._ends <= epoch:
+                self.set_seeds(self._ends)
+                data.on_epoch_end()
+                self._ends += 1
+            self.set_seeds(epoch)
+            data.on_epoch_begin()
             if self.shuffle and total is not None:
                 order = np.random.default_rng([self.seed, epoch]).permutation(total).tolist()
             workers = {name: getattr(data, name) for name in ("workers", "use_multiprocessing", "max_queue_size")}
@@ -74,14 +80,14 @@ class Epochs:
             for _ in range(first):
                 next(batches, None)
             if total is None:
-                return (_as_tuple(batch) for batch in batches), None
+                return (as_tuple(batch) for batch in batches), None
             data = _Drawn(batches, first)
         return _Part(data, order, first, total, before, **workers), total
 
     def first_batch(self):
         """Returns (batch, steps) of the first epoch: the first batch as a tuple of structures of arrays."""
         batch, seen, steps = self._read_one()
-        if seen is self._look_again() and not hasattr(seen, "set_epoch"):
+        if seen is (self.data(0) if self.is_function else self.data) and not hasattr(seen, "set_epoch"):
             again, *_ = self._read_one()
             pairs = zip(keras.tree.flatten(batch), keras.tree.flatten(again), strict=True)
             if not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs):
@@ -92,13 +98,10 @@ class Epochs:
                 )
         return batch, steps
 
-    def _look_again(self):
-        return self.data(0) if self.is_function else self.data
-
     def _read_one(self):
         x, steps = self.batches(0)
         batch = x[0] if isinstance(x, _Part) else next(iter(x))
-        return keras.tree.map_structure(to_numpy, _as_tuple(batch)), self.latest, steps
+        return keras.tree.map_structure(to_numpy, as_tuple(batch)), self.latest, steps
 
     def _total(self, found, first):
         total = found if self.steps is None else self.steps
@@ -110,15 +113,6 @@ class Epochs:
                 f"Received: an epoch of {total} batches"
             )
         return total
-
-    def _begin_epoch(self, data, epoch):
-        """Calls the methods with which a PyDataset shuffles itself, also for the epochs before a restart."""
-        while self._ends <= epoch:
-            self.set_seeds(self._ends)
-            data.on_epoch_end()
-            self._ends += 1
-        self.set_seeds(epoch)
-        data.on_epoch_begin()
 
 
 def one_batch(batch):
@@ -134,15 +128,16 @@ def is_arrays(data):
     return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves if leaf is not None)
 
 
-def _as_tuple(batch):
+def as_tuple(batch):
+    """Returns a batch as a tuple."""
     return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
 
 
-class _Rows:
+class Rows:
     """Cuts arrays into batches."""
 
     def __init__(self, arrays, batch_size):
-        self.arrays = keras.tree.map_structure(_array, _as_tuple(arrays))
+        self.arrays = keras.tree.map_structure(_array, as_tuple(arrays))
         sizes = {len(array) for array in keras.tree.flatten(self.arrays) if array is not None}
         if len(sizes) != 1:
             raise ValueError(f"Expected `data` of arrays of equal length. Received: {sorted(sizes)} rows")
@@ -174,7 +169,7 @@ class _Drawn:
 
     def __getitem__(self, i):
         while i >= self.next:
-            batch = _as_tuple(next(self.batches))
+            batch = as_tuple(next(self.batches))
             if keras.backend.backend() != "torch":
                 batch = keras.tree.map_structure(to_numpy, batch)
             self.kept = {key: value for key, value in self.kept.items() if key < self.first + 2}

@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit.training import SAM, LayerDecay, batches, fit, freeze, preflight
+from keras_vit.training import SAM, LayerDecay, fit, freeze, preflight
+from keras_vit.training.preflight import look as read_batches
+from keras_vit.training.preflight import names_differ, step_problems
 from tests.errors import refuses
 from tests.tiny import build
 
@@ -138,8 +140,7 @@ def test_preflight_scaled_images_of_a_scaling_model():
 
 
 def test_preflight_names_all_problems_at_once(model):
-    with pytest.raises(ValueError, match="(?s)several mistakes:\n1. Expected images.*\n2. .*labels"):
-        look(model, (RAW, LABELS + 1))
+    refuses("(?s)several mistakes:\n1. Expected images.*\n2. .*labels", look, model, (RAW, LABELS + 1))
 
 
 def test_preflight_logs_each_warning_once(model, caplog):
@@ -169,6 +170,12 @@ def test_preflight_frozen_model_is_refused():
     model.trainable = True
     freeze(model)
     assert look(model, (IMAGES, LABELS)).trainable == 12 * 5 + 5
+
+
+def test_preflight_nan_weights_are_refused():
+    model = build()
+    model.head.set_weights([weight * np.nan for weight in model.head.get_weights()])
+    refuses("Expected finite weights. Received: 2 that are NaN.*'head/kernel'", look, model, (IMAGES, LABELS))
 
 
 def test_preflight_other_class_order_is_refused():
@@ -206,7 +213,7 @@ def test_step_problems_ignore_a_dropped_last_batch():
     for full in (False, True):
         data = tf.data.Dataset.from_tensor_slices((IMAGES[:8], LABELS[:8])).batch(4, drop_remainder=full)
         data.num_images = 7
-        assert len(list(batches.step_problems(batches.look(data), 2, None, 4))) == (not full)
+        assert len(list(step_problems(read_batches(data), 2, None, 4))) == (not full)
 
 
 def test_preflight_accepts_nested_and_other_models():
@@ -221,9 +228,9 @@ def test_preflight_accepts_nested_and_other_models():
 
 def test_numbers_as_class_names_are_compared_with_numbers():
     numbers = [str(i) for i in range(12)]
-    assert batches.names_differ(numbers, sorted(numbers)) and batches.names_differ(["0", "1", "2"], ("0", "2"))
+    assert names_differ(numbers, sorted(numbers)) and names_differ(["0", "1", "2"], ("0", "2"))
     named = [f"class{i}" for i in range(12)]
-    assert not batches.names_differ(numbers, named) and not batches.names_differ(numbers, [])
+    assert not names_differ(numbers, named) and not names_differ(numbers, [])
 
 
 EXTRA = RNG.normal(size=(10, 4)).astype("float32")
