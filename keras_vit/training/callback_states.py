@@ -35,7 +35,15 @@ def named(callbacks):
         while name in found:
             name = f"{kind} {int(name.removeprefix(kind) or 1) + 1}"
         found[name] = callback
-    _check_averages(found)
+    swapped = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in found.values())
+    for name, callback in found.items():
+        swapped = swapped and not swaps_on_epoch(callback)
+        if swapped and getattr(callback, "restore_best_weights", False):
+            raise ValueError(
+                f"Expected {name} to restore the weights that were validated, which are those of SwapEMAWeights. "
+                "Received: a SwapEMAWeights that takes them out before the epoch ends. Put "
+                f"SwapEMAWeights(swap_on_epoch=True) before {name}."
+            )
     return found
 
 
@@ -50,19 +58,6 @@ def _refusal(callback):
     return None
 
 
-def _check_averages(found):
-    """Raises if `restore_best_weights` would keep other weights than the average that SwapEMAWeights validated."""
-    swapped = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in found.values())
-    for name, callback in found.items():
-        swapped = swapped and not swaps_on_epoch(callback)
-        if swapped and getattr(callback, "restore_best_weights", False):
-            raise ValueError(
-                f"Expected {name} to restore the weights that were validated, which are those of SwapEMAWeights. "
-                "Received: a SwapEMAWeights that takes them out before the epoch ends. Put "
-                f"SwapEMAWeights(swap_on_epoch=True) before {name}."
-            )
-
-
 def swaps_on_epoch(callback):
     """Returns True if the model has a moving average of its weights after this callback's `on_epoch_end`."""
     return isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
@@ -70,7 +65,7 @@ def swaps_on_epoch(callback):
 
 def settings(callback):
     """Returns the arguments (JSON values) of a Keras callback that affects training; {} for other callbacks."""
-    if not type(callback).__module__.startswith("keras.") or not isinstance(callback, _known()):
+    if not type(callback).__module__.startswith("keras.") or not any(map(_ATTRIBUTES.__contains__, _classes(callback))):
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
     values = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in skipped}
@@ -126,14 +121,14 @@ def _has_own_state(callback):
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")
 
 
-def _known():
-    return tuple(getattr(keras.callbacks, name) for name in _ATTRIBUTES)
+def _classes(callback):
+    """Returns the names of a callback's classes that are Keras' own."""
+    return [cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras.")]
 
 
 def _attributes(callback):
     """Returns the names of a Keras callback's state attributes."""
-    classes = dict(zip(_known(), _ATTRIBUTES.values(), strict=True))
-    return next((classes[cls] for cls in type(callback).__mro__ if cls in classes), ())
+    return next((_ATTRIBUTES[name] for name in _classes(callback) if name in _ATTRIBUTES), ())
 
 
 def pack(value, arrays, name):

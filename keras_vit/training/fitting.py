@@ -91,14 +91,21 @@ def train(
     data = Epochs(data, seed, batch_size or 32, shuffle, steps_per_epoch)
     with checkpoints.opened():
         batch, steps = data.first_batch()
-        _check_class_weight(class_weight, batch)
+        labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
+        several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
+        # Keras would use only the largest label of an image.
+        if class_weight is not None and np.any(several):
+            raise ValueError(
+                "Expected one class an image for `class_weight`. Received: labels of several classes an image, or "
+                "mixed ones. Give a weight for each image: data=(images, labels, weights)."
+            )
         # This builds the metrics.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
         record = describe_run(model, None, batch)
         facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
         record["data"] = describe_data(data.latest, batch, steps, **facts)
-        run.begin({"seed": seed, **record, "callbacks": run.settings}, allow)
+        run.begin({"seed": seed, **record}, allow)
         while not run.ended:
             first = run.batch
             x, steps = data.batches(run.epoch, first, run.restore_generators)
@@ -120,16 +127,3 @@ def train(
         run.end()
     run.history = model.history
     return run
-
-
-def _check_class_weight(class_weight, batch):
-    """Raises if `class_weight` is given and an image has several classes: Keras would use only the largest label."""
-    if class_weight is None or len(batch) < 2 or not isinstance(batch[1], np.ndarray):
-        return
-    labels = batch[1]
-    one_hot = ((labels == 1).sum(-1) == 1) & ((labels != 0).sum(-1) == 1)
-    if labels.ndim > 1 and labels.shape[-1] > 1 and not one_hot.all():
-        raise ValueError(
-            "Expected one class an image for `class_weight`. Received: labels of several classes an image, or mixed "
-            "ones. Give a weight for each image: data=(images, labels, weights)."
-        )

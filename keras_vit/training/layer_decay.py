@@ -10,23 +10,10 @@ from keras_vit.models.backbone import find_parts
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Maps the name of each layer to its depth, an int from 0.
+    """Maps the name of each layer, also in a nested model, to its depth, an int from 0.
 
     Layers before the first block, such as the embedding, have depth 0. Block i of n has depth i, counted from 1. Layers
     after the last block (norm, pooling, head), or around a nested model, have depth n + 1.
-
-    Args:
-        model: A model of this package's builders, with its own head or yours, or a model that nests one as a layer. The
-            result contains the nested layers instead of the nested model.
-
-    Raises:
-        ValueError: If the model has no blocks, or layers around and in a nested model have the same name.
-
-    Example:
-
-    >>> depths = layer_depths(keras_vit.ViT("Ti/16", num_layers=2))
-    >>> [depths[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]
-    [0, 1, 2, 3, 3]
     """
     parts = find_parts(model)
     depths, levels = {}, {}

@@ -43,11 +43,6 @@ class ResumableRun(keras.callbacks.CallbackList):
         self.swaps = [callback for callback in self.callbacks if callback_states.swaps_on_epoch(callback)]
         self.first_attributes = {}
 
-    @property
-    def settings(self):
-        """The settings of the callbacks, by name, which a resumed run must share."""
-        return {name: callback_states.settings(callback) for name, callback in self.named.items()}
-
     def set_params(self, params):
         super().set_params(params)
         for callback in self.callbacks:
@@ -57,7 +52,8 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     def begin(self, record, allow):
         """Restores the newest checkpoint if there is one, and calls `on_train_begin` of the callbacks."""
-        self.record, total = record, self.params["epochs"]
+        settings = {name: callback_states.settings(callback) for name, callback in self.named.items()}
+        self.record, total = {**record, "callbacks": settings}, self.params["epochs"]
         slot = first_in_process_0(self.checkpoints.newest)
         step = -1 if slot is None else slot.facts["step"]
         if agree(step) != step:
@@ -229,16 +225,30 @@ class ResumableRun(keras.callbacks.CallbackList):
             if not np.isfinite(arrays[f"model/{i:05d}"]).all():
                 self._stop(f"The weight {variable.path!r} is not finite at step {self.step}.")
                 return
-        self._print_lost_state()
+        for name, first in list(self.first_attributes.items()):
+            # Each callback is named once.
+            now = callback_states.own_attributes(self.named[name])
+            if changed := sorted(key for key, value in now.items() if value != first.get(key)):
+                del self.first_attributes[name]
+                print(
+                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
+                    "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."
+                )
         facts = {
             "epoch": self.epoch,
             "batch": self.batch,
             "step": self.step,
             "record": self.record,
             "variables": signature(model),
-            "callbacks": [[name, self._pack(name, arrays)] for name in self.named],
+            "callbacks": [],
             "stopped": self.stopped,
         }
+        for name, callback in self.named.items():
+            try:
+                state = callback_states.pack(callback_states.get_state(callback), arrays, "callbacks")
+            except TypeError as error:
+                raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
+            facts["callbacks"].append([name, state])
         # A resumed run derives the seeds of all processes from process 0. Do so now too, to draw the same numbers.
         spread_seeds(model)
         try:
@@ -258,27 +268,10 @@ class ResumableRun(keras.callbacks.CallbackList):
         if _averages(self.trained.optimizer):
             self.arrays = {name: array for name, array in arrays.items() if name.startswith("model/")}
 
-    def _pack(self, name, arrays):
-        try:
-            return callback_states.pack(callback_states.get_state(self.named[name]), arrays, "callbacks")
-        except TypeError as error:
-            raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
-
     def _remember(self):
         self.first_attributes = {
             name: callback_states.own_attributes(callback) for name, callback in self.named.items()
         }
-
-    def _print_lost_state(self):
-        """Prints, once per callback, which attributes changed in training although checkpoints do not contain them."""
-        for name, first in list(self.first_attributes.items()):
-            now = callback_states.own_attributes(self.named[name])
-            if changed := sorted(key for key, value in now.items() if value != first.get(key)):
-                del self.first_attributes[name]
-                print(
-                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
-                    "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."
-                )
 
     def _stop(self, reason):
         print(f"{reason} Training stops; the checkpoints written before are kept.")

@@ -64,29 +64,21 @@ def describe_data(data, batch, steps, **options):
         return {**options, "arrays": [_digest(array) for array in arrays if array is not None]}
     # Compare names only, because a restarted job may find the files in another folder.
     files = [os.path.basename(path) for path in getattr(data, "file_paths", None) or ()]
+    spec, num_shards = getattr(data, "element_spec", None), getattr(data, "num_shards", 1)
+    # One process may resume a run of several processes, so describe whole batches.
+    if num_shards > 1:
+        spec = keras.tree.map_structure(lambda x: type(x)((x.shape[0] * num_shards, *x.shape[1:]), x.dtype), spec)
     described = {
         **options,
         "kind": type(data).__name__,
-        "spec": str(_whole_batch(data)),
+        "spec": str(spec),
         "num_images": getattr(data, "num_images", None),
         "class_names": _sha256(repr(getattr(data, "class_names", None)).encode()),
         "files": _sha256(repr(files).encode()),
     }
-    # One process may resume a run of several processes, whose first batches are different.
-    if getattr(data, "num_shards", 1) == 1:
+    if num_shards == 1:
         described["first_batch"] = [_digest(array) for array in keras.tree.flatten(batch) if array is not None]
     return described
-
-
-def _whole_batch(x):
-    """Returns the specification of a dataset's batches, or of whole batches if processes share them."""
-    spec, num_shards = getattr(x, "element_spec", None), getattr(x, "num_shards", 1)
-    if num_shards == 1:
-        return spec
-    # One process may resume a run of several processes.
-    return keras.tree.map_structure(
-        lambda part: type(part)((part.shape[0] * num_shards, *part.shape[1:]), part.dtype), spec
-    )
 
 
 def difference(saved, here, place=""):

@@ -6,6 +6,7 @@ import pytest
 
 from keras_vit.files import replacing
 from keras_vit.training.checkpoints import CheckpointSlots
+from tests.errors import refuses
 
 ARRAYS = {
     "a/0": np.arange(6, dtype="float32").reshape(2, 3),
@@ -126,8 +127,7 @@ def test_failed_save_keeps_the_other_files(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OSError, match="no space left on device: .*step_000000000002.npz"):
-        checkpoints.save(2, {}, ARRAYS)
+    refuses("no space left on device: .*step_000000000002.npz", checkpoints.save, 2, {}, ARRAYS, error=OSError)
     assert list(tmp_path.iterdir()) == paths
     assert checkpoints.newest().facts == {"step": 1}
 
@@ -150,8 +150,7 @@ def test_checkpoint_of_another_version_is_refused(tmp_path):
     checkpoints, paths = saved(tmp_path, (1,))
     header = np.frombuffer(json.dumps({"format": "keras_vit training checkpoint, version 1"}).encode(), "uint8")
     np.savez(paths[0], header=header)
-    with pytest.raises(ValueError, match="Expected a .*version 2. Received: .*version 1"):
-        checkpoints.newest()
+    refuses("Expected a .*version 2. Received: .*version 1", checkpoints.newest)
     assert checkpoints.paths() == paths
 
 

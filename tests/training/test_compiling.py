@@ -10,6 +10,7 @@ from keras_vit.models import forward
 from keras_vit.pretraining import MAE
 from keras_vit.training import SAM, compile_forward
 from keras_vit.training.compiling import compile_long_run
+from tests.errors import refuses
 from tests.tiny import build, dtype_policy
 
 IMAGES = np.random.default_rng(0).normal(size=(8, 16, 16, 3)).astype("float32")
@@ -114,8 +115,7 @@ def test_impossible_compilation_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setattr(forward, "why_not", lambda model: "no g++")
     with pytest.raises(RuntimeError, match=r"Received: no g\+\+. Install a C\+\+ compiler"):
         build().compile("adam", LOSS, jit_compile=True)
-    with pytest.raises(ValueError, match="layers of keras_vit"):
-        compile_forward(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    refuses("layers of keras_vit", compile_forward, keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
 
 
 def test_why_not_is_none_or_the_reason(monkeypatch):
@@ -150,5 +150,4 @@ def test_long_run_compiles_on_a_gpu_or_prints_the_reason(monkeypatch, capsys):
 
 @pytest.mark.backends("tensorflow", "jax")
 def test_compile_forward_names_the_argument_elsewhere():
-    with pytest.raises(RuntimeError, match="Expected the PyTorch backend.*jit_compile=True"):
-        compile_forward(build())
+    refuses("Expected the PyTorch backend.*jit_compile=True", compile_forward, build(), error=RuntimeError)

@@ -16,12 +16,6 @@ def find_layer_name(variable):
     return variable.path.split("/")[0]
 
 
-def test_layer_multipliers_of_a_vit():
-    factors = layer_multipliers(tiny.build(num_layers=3), decay=0.5)
-    names = ("class_token", "patch_embedding", "position_embedding", "block_00", "block_01", "block_02", "norm", "head")
-    assert [factors[name] for name in names] == [1 / 16, 1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 1]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_each_variable_belongs_to_one_multiplier(name):
     model = built(name)
@@ -141,11 +135,6 @@ def test_layer_depths_of_a_vit(tmp_path):
     assert {depths[name] for name in ("norm", "pooling", "pooling_dist", "head", "head_dist", "mean_of_heads")} == {3}
     model.save(tmp_path / "m.keras")
     assert layer_depths(keras.models.load_model(tmp_path / "m.keras")) == depths
-
-
-def test_layer_depths_follow_the_block_number():
-    depths = layer_depths(tiny.build(num_layers=11))
-    assert [depths[f"block_{i:02d}"] for i in range(11)] == list(range(1, 12))
 
 
 def test_layer_depths_of_networks_with_a_resnet():
