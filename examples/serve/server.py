@@ -7,7 +7,8 @@ Command:  pip install tensorflow waitress
           python examples/serve/server.py models/vit --port 8501
 Hardware: any; a request takes as long as the model.
 Expected: GET / is a page to try the model on image files. GET /v1/models/vit and POST /v1/models/vit:predict respond
-          like TensorFlow Serving, within limits on body size, rows, connections and idle time (see --help).
+          like TensorFlow Serving, within limits on body size, rows, connections and time (see --help). SIGTERM and
+          Ctrl-C answer the requests under way first.
 """
 
 import argparse
@@ -18,11 +19,15 @@ import gc
 import html
 import json
 import os
+import re
+import signal
 import sys
 import threading
+import time
 import traceback
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urlsplit
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -33,6 +38,8 @@ import waitress
 # 8 MB hold 32 JPEG files of 180 kB in base64, or 4 images of 224 x 224 as JSON numbers. While JSON is parsed,
 # up to half a second for 8 MB, other requests wait.
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
+# Seconds that a request may take to arrive, and that a stopped server has to answer the requests under way.
+REQUEST_TIMEOUT, GRACE = 120, 10
 
 # The files of the demo page, beside this one, and their types.
 PAGE = {
@@ -63,14 +70,20 @@ class Model:
     def __init__(self, folder):
         if not Path(folder).is_dir():
             raise SystemExit(f"There is no folder {folder}. Expected a folder with the versions of a model.")
-        versions = [path for path in Path(folder).iterdir() if path.is_dir() and path.name.isdigit()]
-        if not versions:
-            raise SystemExit(f"There is no version in {folder}: no folder named by a number, as in {folder}/1.")
-        path = max(versions, key=lambda version: int(version.name))
-        self.version = path.name
-        # The signatures need the loaded object to stay alive.
-        self.loaded = tf.saved_model.load(os.fspath(path))
-        self.signatures = dict(self.loaded.signatures)
+        # str.isdigit is True for digits of other scripts too.
+        versions = [path for path in Path(folder).iterdir() if path.is_dir() and re.fullmatch("[0-9]+", path.name)]
+        for path in sorted(versions, key=lambda version: int(version.name), reverse=True):
+            try:
+                # The signatures need the loaded object to stay alive.
+                self.loaded = tf.saved_model.load(os.fspath(path))
+            # TensorFlow raises errors of many types for a damaged or unfinished version.
+            except Exception as error:
+                _log(f"Skipped version {path.name}, which is damaged or unfinished: {_reason(error)}")
+                continue
+            self.version, self.signatures = path.name, dict(self.loaded.signatures)
+            return
+        expected = f"Expected a complete SavedModel in a folder named by a number, as in {folder}/1."
+        raise SystemExit(f"There is no version in {folder}. {expected}")
 
     def parse(self, body, max_rows):
         """Checks a JSON body with "instances" or "inputs"; returns a function that computes the response."""
@@ -107,6 +120,11 @@ class Model:
         if single is not None:
             return {"predictions": single}
         return {"predictions": [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]}
+
+
+def _log(text):
+    """Writes one line to the log, with control characters and other scripts escaped."""
+    print(text.encode("unicode_escape").decode(), file=sys.stderr, flush=True)
 
 
 def _reason(error):
@@ -198,6 +216,7 @@ class Application:
 
     def __init__(self, model, name, max_rows=128, max_body=LIMITS["max_body"], verbose=False):
         self.model, self.name, self.max_rows, self.max_body, self.verbose = model, name, max_rows, max_body, verbose
+        self.stopping = False
         # Parsed JSON needs about 25 times the memory of its text, so requests are parsed one at a time.
         self.parsing = threading.Lock()
 
@@ -215,8 +234,8 @@ class Application:
         headers = [("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS]
         start_response(f"{status.value} {status.phrase}", headers)
         if self.verbose:
-            print(environ["REQUEST_METHOD"], environ["PATH_INFO"], status.value, file=sys.stderr)
-        return [body]
+            _log(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {status.value}")
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     def respond(self, environ):
         """Returns the status and the JSON of a response, or the (type, text) of a file of the page."""
@@ -227,15 +246,22 @@ class Application:
             error = f"Expected the path {address}, {address}:predict or /. Received: {path}"
             return HTTPStatus.NOT_FOUND, {"error": error}
         expected = "POST" if path == f"{address}:predict" else "GET"
-        if method != expected:
+        if method != expected and (method, expected) != ("HEAD", "GET"):
             return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"Expected {expected} {path}. Received: {method}"}
+        # A browser sends the origin of the page that posts.
+        origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST")
+        if method == "POST" and origin is not None and urlsplit(origin).netloc != host:
+            error = f"Expected a request from a page of {host}. Received: a request from a page of {origin}"
+            return HTTPStatus.FORBIDDEN, {"error": error}
         if path in PAGE:
             return HTTPStatus.OK, self._file(*PAGE[path])
-        if method == "GET":
+        if method != "POST":
             status = {"error_code": "OK", "error_message": ""}
             version = {"version": self.model.version, "state": "AVAILABLE", "status": status}
             return HTTPStatus.OK, {"model_version_status": [version]}
         body = environ["wsgi.input"].read()
+        if self.stopping:
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "The server stops. Send the request again later."}
         try:
             with self.parsing, _without_collection():
                 call = self.model.parse(body, self.max_rows)
@@ -251,11 +277,12 @@ class Application:
         return kind, text.replace("{{model}}", html.escape(json.dumps(model)))
 
 
-def make_server(application, host, port, *, max_body, max_connections, threads, timeout):
-    """Returns a waitress server that listens; for the limits see --help."""
+def make_server(application, host, port, connections=None, *, max_body, max_connections, threads, timeout):
+    """Returns a waitress server that listens and keeps its `connections` in a dict; for the limits see --help."""
     try:
         return waitress.create_server(
             application,
+            map=connections,
             host=host,
             port=port,
             max_request_body_size=max_body,
@@ -269,6 +296,40 @@ def make_server(application, host, port, *, max_body, max_connections, threads, 
         )
     except (OSError, ValueError) as error:
         raise SystemExit(f"Cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def serve(server, application, connections, request_timeout):
+    """Serves until SIGTERM or Ctrl-C; then answers the requests under way for up to `GRACE` seconds."""
+    stop, arriving = threading.Event(), {}
+
+    def stopped(number, frame):
+        stop.set()
+        # A second signal ends the process at once.
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stopped)
+    threading.Thread(target=server.run, daemon=True).start()
+    while not stop.wait(1):
+        # A slow client that sends a byte a minute would keep its connection without end.
+        now, channels = time.monotonic(), [c for c in list(connections.values()) if getattr(c, "request", None)]
+        arriving = {c: arriving[c] if arriving.get(c, [None])[0] is c.request else (c.request, now) for c in channels}
+        for channel, (_, since) in arriving.items():
+            if now - since > request_timeout:
+                channel.will_close = True
+    end = time.monotonic() + GRACE
+    while time.monotonic() < end and any(map(_is_busy, list(connections.values()))):
+        # Later requests could not be computed in time.
+        application.stopping = time.monotonic() > end - GRACE / 5
+        time.sleep(0.02)
+    sys.stdout.flush()
+    # TensorFlow may still compute a request that took too long.
+    os._exit(0)
+
+
+def _is_busy(connection):
+    """Returns True if a connection has a request or an unsent response."""
+    return any(getattr(connection, name, None) for name in ("request", "requests", "total_outbufs_len"))
 
 
 def main(argv=None):
@@ -288,10 +349,12 @@ def main(argv=None):
     parser.add_argument("--threads", type=int, default=LIMITS["threads"], help="how many requests are computed at once")
     timeout = "seconds after which a silent connection is closed"
     parser.add_argument("--timeout", type=int, default=LIMITS["timeout"], help=timeout)
+    timeout = "seconds after which a request that is still arriving is dropped"
+    parser.add_argument("--request-timeout", type=int, default=REQUEST_TIMEOUT, help=timeout)
     args = vars(parser.parse_args(argv))
     if not 0 <= args["port"] <= 65535:
         parser.error(f"argument --port: expected 0 to 65535. Received: {args['port']}")
-    for limit in LIMITS:
+    for limit in (*LIMITS, "request_timeout"):
         if args[limit] < 1:
             parser.error(f"argument --{limit.replace('_', '-')}: expected 1 or more. Received: {args[limit]}")
     folder, name = args.pop("folder"), args.pop("name")
@@ -299,14 +362,15 @@ def main(argv=None):
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(8 * args["threads"]))
     limits = args.pop("max_rows"), args["max_body"]
     application = Application(Model(folder), name or Path(folder).resolve().name, *limits, verbose=True)
-    server = make_server(application, **args)
+    connections, request_timeout = {}, args.pop("request_timeout")
+    server = make_server(application, connections=connections, **args)
     # A host name may resolve to several addresses.
     listen = getattr(server, "effective_listen", None) or [(server.effective_host, server.effective_port)]
     for host, port in listen:
         address = f"http://{host}:{port}"
         model = f"{address}/v1/models/{application.name}"
         print(f"Version {application.model.version} is served at {model}:predict, a page at {address}/", flush=True)
-    server.run()
+    serve(server, application, connections, request_timeout)
 
 
 if __name__ == "__main__":

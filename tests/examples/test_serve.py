@@ -5,10 +5,14 @@ import io
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import keras
@@ -42,7 +46,7 @@ def server(model, tmp_path_factory):
     # The server must ignore the draft of a newer version.
     (folder / ".2.123.draft").mkdir()
     with scripts.served(folder) as (address, process):
-        yield address, process.pid
+        yield address, process.pid, folder
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +252,7 @@ def test_request_of_many_rows_or_bytes_is_refused(url):
 
 
 def test_slow_connections_block_no_request_and_take_no_thread(server):
-    url, process_id = server
+    url, process_id, _ = server
     threads = Path("/proc", str(process_id), "task")
     before = len(list(threads.iterdir())) if threads.exists() else 0
     with contextlib.ExitStack() as stack:
@@ -260,3 +264,91 @@ def test_slow_connections_block_no_request_and_take_no_thread(server):
         if before:
             # TensorFlow may start a few threads.
             assert len(list(threads.iterdir())) < before + 50
+
+
+# A model whose predictions take longer than the server waits between two looks at the signal.
+SLOW = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import server
+
+class Slow:
+    version, signatures = "1", {}
+    __init__ = lambda self, folder: None
+    parse = lambda self, body, max_rows: lambda: time.sleep(1.5) or {"predictions": [7]}
+
+server.Model = Slow
+server.main([sys.argv[2], "--port", "0"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_server_answers_requests_under_way(number, tmp_path):
+    command = [sys.executable, "-c", SLOW, str(scripts.EXAMPLES / "serve"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        url = re.search(r"http://\S+(?=:predict)", process.stdout.readline())[0]
+        with ThreadPoolExecutor() as pool, connected(url) as arriving:
+            arriving.sendall(b"POST %s:predict HTTP/1.1\r\n" % url[url.index("/v1") :].encode())
+            computing = [pool.submit(post, url, {}) for _ in range(2)]
+            time.sleep(0.7)
+            process.send_signal(number)
+            time.sleep(0.3)
+            arriving.sendall(b"Host: x\r\nContent-Length: 2\r\n\r\n{}")
+            assert [each.result() for each in computing] == [(200, {"predictions": [7]})] * 2
+            assert arriving.recv(100).startswith(b"HTTP/1.1 200 ")
+            assert process.wait(timeout=20) == 0
+
+
+def test_unfinished_versions_are_skipped_with_one_line(server, tmp_path, capsys):
+    serve = scripts.load("serve/server.py")
+    (tmp_path / "3" / "variables").mkdir(parents=True)
+    for name in ("²", "٣"):
+        (tmp_path / name).mkdir()
+    refuses("There is no version in .* Expected a complete SavedModel", serve.Model, tmp_path, error=SystemExit)
+    shutil.copytree(server[2] / "1", tmp_path / "1")
+    shutil.copytree(server[2] / "1", tmp_path / "2")
+    (tmp_path / "2" / "saved_model.pb").write_bytes(b"damaged")
+    capsys.readouterr()
+    assert serve.Model(tmp_path).version == "1"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:30] for line in lines if "Skipped" in line] == [
+        "Skipped version 3, which is da",
+        "Skipped version 2, which is da",
+    ]
+
+
+def test_head_has_no_body_and_log_lines_cannot_be_forged(url, capsys):
+    head = b"HEAD /v1/models/vit HTTP/1.1\r\nHost: x\r\n"
+    with connected(url) as connection:
+        connection.sendall(head + b"Connection: close\r\n\r\n")
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n") and received.partition(b"\r\n\r\n")[2] == b""
+    # The next response of the connection starts after the headers.
+    assert responses(url, head + b"\r\n" + head.replace(b"HEAD", b"GET") + b"\r\n") == 2
+    application = scripts.load("serve/server.py").Application(None, "vit", verbose=True)
+    path = "/\nPOST /v1/models/vit:predict 200\x1b[2J"
+    application({"REQUEST_METHOD": "GET", "PATH_INFO": path}, lambda status, headers: None)
+    assert capsys.readouterr().err == "GET /\\nPOST /v1/models/vit:predict 200\\x1b[2J 404\n"
+
+
+def test_post_from_another_origin_is_refused(url):
+    image = {"instances": [np.zeros((16, 16, 3)).tolist()]}
+    root = url.partition("/v1/")[0]
+    for origin, status in ((root, 200), ("http://elsewhere.example", 403), ("null", 403)):
+        request = urllib.request.Request(f"{url}:predict", json.dumps(image).encode(), {"Origin": origin})
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=60) as response:
+            assert response.status == status
+            continue
+        assert status == 403
+
+
+def test_request_that_arrives_too_slowly_is_dropped(server):
+    with scripts.served(server[2], "--request-timeout", "1") as (url, _), connected(url) as slow:
+        for byte in b"POST /v1/models/vit:predict HTTP/1.1":
+            try:
+                slow.sendall(bytes([byte]))
+            except OSError:
+                break
+            time.sleep(0.3)
+        else:
+            pytest.fail("the connection was not closed")
