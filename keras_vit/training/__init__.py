@@ -1,10 +1,10 @@
 """Training recipes, schedules, optimizers and callbacks beyond Keras' own."""
 
+from keras_vit.training.checks import preflight
 from keras_vit.training.compiling import compile_forward
 from keras_vit.training.fitting import fit
 from keras_vit.training.layer_decay import LayerDecay
 from keras_vit.training.optimizers import SGD, AdamW
-from keras_vit.training.preflight import preflight
 from keras_vit.training.recipes import RECIPES
 from keras_vit.training.running import run
 from keras_vit.training.sam import SAM

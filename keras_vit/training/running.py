@@ -19,10 +19,10 @@ from keras_vit.distribution.split import distributed
 from keras_vit.distribution.synchronization import synchronize
 from keras_vit.files import replacing
 from keras_vit.training.checkpoints import CheckpointSlots
+from keras_vit.training.checks import preflight
 from keras_vit.training.compiling import compile_long_run
 from keras_vit.training.fitting import train as fit_run
 from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
-from keras_vit.training.preflight import preflight
 from keras_vit.training.sam import SAM
 from keras_vit.training.settings import TEXTS
 from keras_vit.training.trainable import merge_lora

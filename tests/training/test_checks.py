@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit.training import SAM, LayerDecay, fit, freeze, preflight
-from keras_vit.training.preflight import look as read_batches
-from keras_vit.training.preflight import names_differ, step_problems
+from keras_vit.training.checks import look as read_batches
+from keras_vit.training.checks import names_differ, step_problems
 from tests.errors import refuses
 from tests.tiny import build
 
