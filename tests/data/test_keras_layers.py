@@ -106,7 +106,7 @@ def make(folder, augment, **options):
     return from_directory(folder, image_size=16, batch_size=4, augment=augment, **options)
 
 
-@pytest.mark.every_backend
+@pytest.mark.long_elsewhere
 def test_pipeline_with_layers_depends_only_on_seed(folder):
     augment = [Policy(label_smoothing=0.1), CV.GridMask(), KERAS.RandomRotation(0.1), CV.MixUp(), CV.CutMix()]
     first, second = make(folder, augment), make(folder, augment, num_parallel_calls=3)
@@ -119,6 +119,7 @@ def test_pipeline_with_layers_depends_only_on_seed(folder):
     assert labels.min() > 0.02
 
 
+@pytest.mark.long
 def test_shards_give_images_of_one_process(folder):
     options = {"drop_remainder": True, "labels": "none", "training": True}
     one = batches(make(folder, CV.RandomHue(0.2, PIXELS), **options))

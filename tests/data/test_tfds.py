@@ -50,6 +50,7 @@ def test_load_shuffles_training_split_by_seed(folder):
     assert first[1].shape == (15, 3) and first[1].argmax(axis=1).tolist() != [0, 1, 2] * 5
 
 
+@pytest.mark.long
 def test_shards_share_the_batches_of_one_process(folder):
     options = {"data_dir": folder, "image_size": 8, "batch_size": 10, "drop_remainder": True, "shuffle": 9}
     shards = [load("tiny", "train", **options, num_shards=2, shard_index=i) for i in range(2)]
