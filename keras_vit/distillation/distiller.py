@@ -94,10 +94,8 @@ class Distiller(TrainingWrapper):
         self.num_classes = int(student.outputs[0].shape[-1])
         outputs = getattr(teacher.model, "outputs", None)
         if outputs and outputs[0].shape[-1] != self.num_classes:
-            raise ValueError(
-                f"Expected `teacher` to have the student's {self.num_classes} classes. "
-                f"Received: {outputs[0].shape[-1]} classes"
-            )
+            expected = f"Expected `teacher` to have the student's {self.num_classes} classes"
+            raise ValueError(f"{expected}. Received: {outputs[0].shape[-1]} classes")
         self._distillation = HardDistillation() if kind == "hard" else SoftDistillation(self.temperature)
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
         names = ("class", "distillation") if heads else ()
@@ -182,19 +180,15 @@ class Distiller(TrainingWrapper):
 def _heads(student):
     """Returns a model from images to [class logits, distillation logits, output]; None for a student with one head."""
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
-        raise ValueError(
-            f"Expected the student itself, not a model nested in it, to have the two heads. Received: {student!r}"
-        )
+        raise ValueError(f"Expected the student, not a model nested in it, to have the two heads. Received: {student}")
     distilled = _has_two_heads(student)
     if len(student.outputs) > 1 and not distilled:
         raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
     logits = [student.get_layer(name).output for name in HEADS] if distilled else student.outputs * 2
     output = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
     if output_activation(keras.Model(student.inputs, output)) is None:
-        raise ValueError(
-            "Expected `student` to give logits: build it with classifier_activation=None. "
-            f"Received: {student.name!r}, which ends in a softmax or sigmoid"
-        )
+        expected = "`student` to give logits: build it with classifier_activation=None"
+        raise ValueError(f"Expected {expected}. Received: {student.name!r}, which ends in a softmax or sigmoid")
     return cut_from(student, student.inputs, [*logits, output]) if distilled else None
 
 

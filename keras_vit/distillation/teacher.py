@@ -74,10 +74,8 @@ class FrozenTeacher:
         channels, expected = (s and s[-1] for s in (_input_shape(student), self.input_shape))
         repeat = (channels, expected) == (1, 3)
         if channels and expected and channels != expected and not repeat:
-            raise ValueError(
-                f"Expected `teacher_preprocessing`, since the student's images have {channels} channels and the "
-                f"teacher's {expected}. Received: teacher_preprocessing=None"
-            )
+            why = f"since the student's images have {channels} channels and the teacher's {expected}"
+            raise ValueError(f"Expected `teacher_preprocessing`, {why}. Received: teacher_preprocessing=None")
         theirs, ours = find_normalization(self.model), find_normalization(student)
         rescale = None not in (theirs, ours) and _constants(theirs) != _constants(ours)
 

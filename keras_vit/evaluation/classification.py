@@ -66,20 +66,21 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
     if len(predictions) != len(labels):
         raise invalid("labels", f"one per prediction, {len(predictions)}", len(labels))
     num_classes = predictions.shape[1]
-    _check_classes("predictions", num_classes, arguments.positive_int("k", k))
-    _check_highest(labels.max(), num_classes)
+    _check_classes("predictions", num_classes, arguments.positive_int("k", k), labels.max())
     own = np.take_along_axis(predictions, labels[:, None], axis=1)
     before = (predictions > own) | ((predictions == own) & (np.arange(num_classes) < labels[:, None]))
     return float(np.mean(before.sum(axis=1) < k))
 
 
-def _check_classes(name, num_classes, k):
-    """Raises if there are fewer than two classes, or fewer than `k`."""
+def _check_classes(name, num_classes, k=1, highest=0):
+    """Raises if there are fewer than two classes or fewer than `k`, or the `highest` label has no output."""
     if num_classes == 1:
         expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
         raise invalid(name, expected, "one output")
     if k > num_classes:
         raise invalid("k", f"at most {num_classes}, the number of classes", k)
+    if highest >= num_classes:
+        raise invalid("labels", f"classes below {num_classes}, the number of outputs", highest)
 
 
 def imagenet_real_accuracy(
@@ -117,7 +118,12 @@ def imagenet_real_accuracy(
     """
     labels = _real_labels(labels)
     if file_names is not None:
-        labels = [labels[i] for i in _indices(file_names, len(labels))]
+        matches = [NUMBER.search(os.fspath(name)) for name in file_names]
+        for name, match in zip(file_names, matches, strict=True):
+            if match is None or not 1 <= int(match[1]) <= len(labels):
+                expected = f"names like ILSVRC2012_val_00000001.JPEG, with numbers up to {len(labels)}"
+                raise invalid("file_names", expected, repr(name))
+        labels = [labels[int(match[1]) - 1] for match in matches]
     highest = max((label for classes in labels for label in classes), default=None)
     if highest is None:
         raise invalid("labels", "at least one image with a class", "none")
@@ -129,15 +135,9 @@ def imagenet_real_accuracy(
     if len(predictions) != len(labels):
         received = f"{len(labels)}. For a subset or another order, pass `file_names`."
         raise invalid("labels", f"one list per prediction, {len(predictions)}", received)
-    _check_highest(highest, predictions.shape[1])
+    _check_classes("data", predictions.shape[1], highest=highest)
     chosen = predictions.argmax(axis=1).tolist()
     return float(np.mean([c in classes for c, classes in zip(chosen, labels, strict=True) if classes]))
-
-
-def _check_highest(label, num_classes):
-    """Raises if a label has no output."""
-    if label >= num_classes:
-        raise invalid("labels", f"classes below {num_classes}, the number of outputs", label)
 
 
 def _real_labels(labels):
@@ -147,26 +147,10 @@ def _real_labels(labels):
         name = os.fspath(labels)
         try:
             labels = json.loads(Path(name).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"Expected a JSON file of labels. There is none at {name!r}") from error
         except ValueError as error:
             raise ValueError(f"Expected JSON in {name!r}. Received: {error}") from error
-    expected = f"Expected `{name}` to hold a list of classes, counted from 0, for each image"
-    if not isinstance(labels, (list, tuple)):
-        raise ValueError(f"{expected}. Received: {labels!r}")
-    for i, classes in enumerate(labels):
+    for i, classes in enumerate(labels if isinstance(labels, (list, tuple)) else [labels]):
         if not isinstance(classes, (list, tuple)) or not all(type(c) is int and c >= 0 for c in classes):
-            raise ValueError(f"{expected}. Received: {classes!r} for image {i}")
+            expected = f"`{name}` to hold a list of classes, counted from 0, for each image"
+            raise ValueError(f"Expected {expected}. Received: {classes!r} for image {i}")
     return labels
-
-
-def _indices(file_names, count):
-    """Returns the label indices of images from their file names."""
-    indices = []
-    for name in file_names:
-        match = NUMBER.search(os.fspath(name))
-        if match is None or not 1 <= int(match[1]) <= count:
-            expected = f"names like ILSVRC2012_val_00000001.JPEG, with numbers up to {count}"
-            raise invalid("file_names", expected, repr(name))
-        indices.append(int(match[1]) - 1)
-    return indices

@@ -45,11 +45,8 @@ def extract_features(
     """
     features, labels = outputs_and_labels(_feature_model(model, layer), data, batch_size, verbose)
     if features.ndim != 2:
-        shape = ", ".join(map(str, features.shape[1:]))
-        raise ValueError(
-            "Expected a model with one vector per image as output, or the name of such a layer in `layer`. "
-            f"Received: model {model.name!r}, layer={layer!r}, with output (batch, {shape})"
-        )
+        received = f"an output of shape {features.shape} of model {model.name!r}, layer={layer!r}"
+        raise ValueError(f"Expected a model or `layer` with one vector per image as output. Received: {received}")
     return features, labels
 
 
@@ -109,18 +106,14 @@ def _feature_model(model, layer):
         outputs = head_inputs(model) if is_graph else []
     if not outputs:
         if is_graph and head_within(model):
-            raise ValueError(
-                f"Expected a model with its own head. Received: model {model.name!r} whose head is in a nested model: "
-                "pass that one, model.get_layer(...)."
-            )
+            received = f"model {model.name!r}, whose head is in a nested model: pass that one, model.get_layer(...)"
+            raise ValueError(f"Expected a model with its own head. Received: {received}.")
         return model
     # A distilled model without a head averages its two tokens.
     distilled = len(outputs) == 2 and "pooling_dist" in {own.name for own in model.layers}
     if len(outputs) > 1 and not distilled:
-        raise ValueError(
-            "Expected a model whose head reads one tensor, or the name of a layer in `layer`. Received: model "
-            f"{model.name!r}, whose head reads {len(outputs)}"
-        )
+        received = f"model {model.name!r}, whose head reads {len(outputs)}"
+        raise ValueError(f"Expected a model whose head reads one tensor, or a `layer`. Received: {received}")
     x = keras.layers.Average(dtype=outputs[0].dtype)(outputs) if distilled else outputs[0]
     return cut_from(model, model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
 

@@ -11,8 +11,6 @@ from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import train_and_test
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# Number of steps from which L-BFGS estimates the curvature; 10 is usual.
-MEMORY = 10
 
 
 def linear_probe_accuracy(
@@ -27,9 +25,9 @@ def linear_probe_accuracy(
 ) -> dict[str, Any]:
     """Trains a linear classifier on a model's frozen features of all training images, and tests it.
 
-    The classifier is L2-regularized multinomial logistic regression on standardized features, fitted by L-BFGS in
-    NumPy. If there are several strengths, held-out training images select the most accurate one, and the classifier is
-    fitted again to all training images. Arguments out of range raise a ValueError.
+    The classifier is L2-regularized multinomial logistic regression on standardized features, fitted by SciPy's L-BFGS
+    (`pip install scipy`). If there are several strengths, held-out training images select the most accurate one, and
+    the classifier is fitted again to all training images. Arguments out of range raise a ValueError.
 
     Args:
         model, train, test: As in `knn_accuracy`.
@@ -94,8 +92,12 @@ def _best(strengths, x, labels, validation_split, seed, progress):
     return max(scores)[1]
 
 
-def _fit(x, labels, num_classes, l2, progress, start=None, max_steps=1000, tolerance=1e-6):
+def _fit(x, labels, num_classes, l2, progress, start=None):
     """Minimizes the regularized cross-entropy by L-BFGS; returns (kernel, bias)."""
+    try:
+        from scipy.optimize import minimize
+    except ImportError as error:
+        raise ImportError("linear_probe_accuracy needs SciPy: pip install scipy") from error
     targets = np.zeros((len(labels), num_classes))
     targets[np.arange(len(labels)), labels] = 1
     shape = (x.shape[1] + 1, num_classes)
@@ -111,41 +113,13 @@ def _fit(x, labels, num_classes, l2, progress, start=None, max_steps=1000, toler
         gradient = np.concatenate([x.T @ error + l2 * weights[:-1], error.sum(axis=0, keepdims=True)])
         return value, gradient.ravel()
 
-    flat = np.zeros(shape).ravel() if start is None else np.concatenate([start[0], start[1][None]]).ravel()
-    value, gradient = loss(flat)
-    pairs = []
-    for _ in range(max_steps):
-        if np.abs(gradient).max() <= tolerance:
-            break
-        direction = -_inverse_curvature(gradient, pairs)
-        slope = gradient @ direction
-        step = 1.0 if pairs else 1 / max(1.0, np.abs(gradient).sum())
-        # The loss is convex, so a small enough step lowers it.
-        while True:
-            new_value, new_gradient = loss(flat + step * direction)
-            if new_value <= value + 1e-4 * step * slope or step < 1e-10:
-                break
-            step /= 2
-        if step < 1e-10:
-            break
-        move, turn = step * direction, new_gradient - gradient
-        if move @ turn > 1e-12 * (turn @ turn):
-            pairs = [*pairs, (move, turn)][-MEMORY:]
-        flat, value, gradient = flat + move, new_value, new_gradient
+    flat = np.zeros(shape) if start is None else np.concatenate([start[0], start[1][None]])
+    # With ftol=0, only the gradient ends the search. L-BFGS estimates the curvature from the last 10 steps.
+    options = {"maxiter": 1000, "gtol": 1e-6, "ftol": 0}
+
+    def step(_):
         progress.update(progress.done + 1)
-    weights = flat.reshape(shape)
+
+    found = minimize(loss, flat.ravel(), jac=True, method="L-BFGS-B", callback=step, options=options)
+    weights = found.x.reshape(shape)
     return weights[:-1], weights[-1]
-
-
-def _inverse_curvature(gradient, pairs):
-    """Multiplies the gradient by the inverse Hessian estimated from the last steps (Nocedal, algorithm 7.4)."""
-    q, factors = gradient.copy(), []
-    for move, turn in reversed(pairs):
-        factors.append(move @ q / (move @ turn))
-        q -= factors[-1] * turn
-    if pairs:
-        move, turn = pairs[-1]
-        q *= move @ turn / (turn @ turn)
-    for (move, turn), factor in zip(pairs, reversed(factors), strict=True):
-        q += move * (factor - turn @ q / (move @ turn))
-    return q

@@ -33,9 +33,7 @@ class Format(NamedTuple):
     tolerances: dict = {}
 
 
-def write_file(
-    fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, overwrite=False, custom_module=None
-):
+def write_file(fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, **options):
     """Exports to a file; arguments are as in `formats.onnx`."""
     path = Path(path)
     if path.suffix != fmt.suffix:
@@ -49,7 +47,7 @@ def write_file(
     given = [] if images is None else parity.split_batches(np.asarray(images, batches[0].dtype))
     settings = {"precision": precision, "names": parity.output_names(model)}
     tolerance = fmt.tolerances.get(precision) if tolerance is None else tolerance
-    return write_checked(fmt, model, path, settings, batches, given, labels, tolerance, overwrite, custom_module)
+    return write_checked(fmt, model, path, settings, batches, given, labels, tolerance, **options)
 
 
 def write_checked(
@@ -61,9 +59,8 @@ def write_checked(
     """
     precision = settings["precision"]
     packages = (*fmt.packages, *(["nncf"] if precision == STATIC else []))
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        names = " ".join(name.replace("_", "-") for name in missing)
-        raise ImportError(f"This export needs packages that are not installed: pip install {names}")
+    if missing := [name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None]:
+        raise ImportError(f"This export needs packages that are not installed: pip install {' '.join(missing)}")
     # A traced torch program only runs on the device that it was traced on, so trace it on the CPU.
     here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
@@ -128,10 +125,8 @@ def write_and_run(model, name, path, settings, file):
 def refuse_existing(path, overwrite):
     """Raises FileExistsError if the path exists and `overwrite` is False."""
     if path.exists() and not overwrite:
-        raise FileExistsError(
-            f"Expected a path that does not exist. Received: {str(path)!r}, which exists. Pass overwrite=True to "
-            "replace it."
-        )
+        advice = "Pass overwrite=True to replace it."
+        raise FileExistsError(f"Expected a path that does not exist. Received: {str(path)!r}, which exists. {advice}")
 
 
 @contextlib.contextmanager

@@ -27,10 +27,7 @@ ADVICE = (
 def run_in_child(function, model, *, backend, custom_module=None, **arguments):
     """Calls `function(model, **arguments)` in a CPU-only process with another backend; returns the JSON result."""
     if importlib.util.find_spec(backend) is None:
-        raise ImportError(
-            f"This export runs in a {backend} process, whatever the backend here, and {backend} is not installed: "
-            f"pip install {backend}"
-        )
+        raise ImportError(f"This export runs in a {backend} process. {backend} is not installed: pip install {backend}")
     objects = custom_objects(model, custom_module)
     # Import a file as a module from its folder.
     file = [custom_module] if custom_module is not None and os.path.isfile(custom_module) else []
@@ -56,10 +53,8 @@ def run_in_child(function, model, *, backend, custom_module=None, **arguments):
             errors="replace",
         )
         if process.returncode or not result.is_file():
-            raise RuntimeError(
-                f"{job['function']} failed in a process with KERAS_BACKEND={backend} (exit status "
-                f"{process.returncode}). Its stderr:\n{process.stderr.strip()[-4000:]}"
-            )
+            where = f"in a process with KERAS_BACKEND={backend} (exit status {process.returncode})"
+            raise RuntimeError(f"{job['function']} failed {where}. Its stderr:\n{process.stderr.strip()[-4000:]}")
         return json.loads(result.read_text(encoding="utf-8"))
 
 
@@ -86,10 +81,8 @@ def custom_objects(model, custom_module=None):
         if custom_module is not None:
             module = os.fspath(custom_module)
         elif module == "__main__" or not hasattr(sys.modules.get(module), name):
-            raise ValueError(
-                f"Expected layers that another process can import, as this export runs in one. Received: {name!r}, "
-                f"which is defined in the running script, not at the top of a file, or not registered. {ADVICE}"
-            )
+            received = f"{name!r}, which is defined in the running script, not at the top of a file, or not registered"
+            raise ValueError(f"Expected layers that another process can import. Received: {received}. {ADVICE}")
         found[registered] = (module, name)
     return found
 

@@ -6,6 +6,7 @@ import numpy as np
 from keras_vit.console import Progress
 from keras_vit.models.finite import non_finite_weights
 from keras_vit.prediction.inputs import input_range
+from keras_vit.prediction.taps import sublayers
 
 BATCH = 8
 
@@ -16,15 +17,13 @@ class ParityError(RuntimeError):
 
 def summary(report: dict) -> str:
     """Returns an export's report as text."""
-    text = (
-        f"Wrote {report['path']} ({report['precision']}, {report['size'] / 1e6:.1f} MB): at most "
-        f"{report['difference']:.1e} from the model on {report['num_checked']} images."
-    )
+    text = "Wrote {path} ({precision}, {0:.1f} MB): at most {difference:.1e} from the model on {num_checked} images."
+    text = text.format(report["size"] / 1e6, **report)
     if (change := report["change"]) is not None:
-        text += (
-            f"\nOn {change['num_images']} images: outputs changed by at most {change['largest']:.2e}, "
-            f"{change['mean']:.2e} on average; same top-1 on {change['same_top1']}"
+        text += "\nOn {num_images} images: outputs changed by at most {largest:.2e}, {mean:.2e} on average; ".format(
+            **change
         )
+        text += f"same top-1 on {change['same_top1']}"
         if "before" in change:
             text += f"; accuracy {change['before']:.4f} before, {change['after']:.4f} after"
     return text
@@ -34,10 +33,8 @@ def probes(model: keras.Model) -> list[np.ndarray]:
     """Returns random batches of 2, 1 and 3 images in the model's input range, of different sizes if possible."""
     inputs = getattr(model, "inputs", None)
     if not inputs or len(inputs) != 1:
-        raise ValueError(
-            "Expected a model of one input, built or called once. Received: model "
-            f"{getattr(model, 'name', model)!r} with {len(inputs or [])} inputs"
-        )
+        received = f"model {getattr(model, 'name', model)!r} with {len(inputs or [])} inputs"
+        raise ValueError(f"Expected a model of one input, built or called once. Received: {received}")
     (spec,) = inputs
     dtype = "float32" if spec.dtype in ("bfloat16", "float16") else spec.dtype
     low, high = (input_range(model) or (-1, 1)) if "float" in dtype else (0, 255)
@@ -103,15 +100,11 @@ def largest_difference(expected: list[list[np.ndarray]], received: list[list[np.
 def check_finite(model, outputs=()):
     """Raises `ParityError` if weights of the model or outputs are NaN or infinite."""
     if found := non_finite_weights(model):
-        more = f" and {len(found) - 1} more" if found[1:] else ""
-        raise ParityError(
-            f"Expected finite weights of model {model.name!r}. Received: NaN or infinity in {found[0]!r}{more}. Export "
-            "a checkpoint from before the training failed."
-        )
+        received = f"NaN or infinity in {found[0]!r}" + (f" and {len(found) - 1} more" if found[1:] else "")
+        advice = "Export a checkpoint from before the training failed."
+        raise ParityError(f"Expected finite weights of model {model.name!r}. Received: {received}. {advice}")
     if not all(np.isfinite(y).all() for y in outputs):
-        raise ParityError(
-            f"Expected finite outputs of model {model.name!r}. Received: NaN or infinity. Nothing was written."
-        )
+        raise ParityError(f"Expected finite outputs of model {model.name!r}. Received: NaN or infinity.")
 
 
 def check(difference, model, outputs, tolerance, export):
@@ -120,24 +113,15 @@ def check(difference, model, outputs, tolerance, export):
     allowed = tolerance * max(1.0, max(float(np.abs(y).max(initial=0)) for y in outputs))
     # `not <=` is also true for NaN.
     if not difference <= allowed:
-        raise ParityError(
-            f"Expected {export} to match the outputs of model {model.name!r} within {allowed:.1e}. Received: outputs "
-            f"{difference:.3g} apart. Nothing was written. A model that computes in float16 or bfloat16 may round "
-            "differently there."
-        )
+        expected = f"{export} to match the outputs of model {model.name!r} within {allowed:.1e}"
+        advice = "A model that computes in float16 or bfloat16 may round differently there."
+        raise ParityError(f"Expected {expected}. Received: {difference:.3g} apart. Nothing was written. {advice}")
 
 
 def _default_tolerance(model):
     """Returns 1e-4 for float32 on a CPU, 5e-2 if any layer computes in bfloat16, else 1e-2."""
     # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
-    dtypes = set(_compute_dtypes(model))
+    dtypes = {layer.compute_dtype for layer in sublayers(model, keras.Layer)}
     if "bfloat16" in dtypes:
         return 5e-2
     return 1e-4 if dtypes <= {"float32", "float64"} and on_cpu(model) else 1e-2
-
-
-def _compute_dtypes(model):
-    for layer in model.layers:
-        yield layer.compute_dtype
-        if isinstance(layer, keras.Model):
-            yield from _compute_dtypes(layer)

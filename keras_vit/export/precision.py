@@ -3,6 +3,7 @@
 import keras
 import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
+from keras.layers import Dense, EinsumDense
 
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 # Weights and activations in int8, with ranges from the user's images.
@@ -19,17 +20,11 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
         copy.set_weights([_rounded(w, precision) for w in weights])
         return copy
     if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
-        raise ValueError(
-            "Expected Keras 3.13 or newer, which quantizes only kernels, for precision='int8'. Received: "
-            f"Keras {keras.__version__}"
-        )
+        raise ValueError(f"Expected Keras 3.13 or newer for precision='int8'. Received: Keras {keras.__version__}")
     copy.set_weights(weights)
-    copy.quantize(
-        "int8",
-        config=keras.quantizers.Int8QuantizationConfig(activation_quantizer=None),
-        # Keras would warn about each layer that it cannot quantize.
-        filters=lambda layer: isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)),
-    )
+    config, kinds = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None), (Dense, EinsumDense)
+    # Without the filter, Keras would warn about each layer that it cannot quantize.
+    copy.quantize("int8", config=config, filters=lambda layer: isinstance(layer, kinds))
     return copy
 
 
@@ -39,9 +34,8 @@ def _rounded(weight, precision):
     with np.errstate(over="ignore"):
         rounded = weight.astype(precision).astype("float32")
     if not np.isfinite(rounded).all():
-        raise ValueError(
-            f"Expected weights that {precision} can hold. Received: weights of up to {np.abs(weight).max():.3g}"
-        )
+        largest = np.abs(weight).max()
+        raise ValueError(f"Expected weights that {precision} can hold. Received: weights of up to {largest:.3g}")
     return rounded
 
 
@@ -68,8 +62,6 @@ def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | 
     if labels is not None:
         labels = np.asarray(labels)
         if labels.shape != ours.shape:
-            raise ValueError(
-                f"Expected `labels`, one int for each of {len(ours)} images. Received: shape {labels.shape}"
-            )
+            raise ValueError(f"Expected one of `labels` for each of {len(ours)} images. Received: shape {labels.shape}")
         change |= {"before": float((ours == labels).mean()), "after": float((theirs == labels).mean())}
     return change

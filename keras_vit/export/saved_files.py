@@ -106,10 +106,8 @@ def describe(path):
     """
     lines = []
     for name, sides in sorted(read_signatures(path).items()):
-        inputs, outputs = (
-            ", ".join(f"{key} {kind} {shape}" for key, (kind, shape) in sorted(side.items())) for side in sides
-        )
-        lines.append(f"{name}: {inputs} -> {outputs}")
+        texts = [", ".join(f"{key} {kind} {shape}" for key, (kind, shape) in sorted(side.items())) for side in sides]
+        lines.append(f"{name}: {' -> '.join(texts)}")
     return "\n".join(lines)
 
 

@@ -114,25 +114,17 @@ def saved_model(
     for name, value in (("top", top), *limits.items(), *(("warm_up", size) for size in warm_up)):
         arguments.positive_int(name, value)
     if max(warm_up, default=0) > max_batch_size:
-        raise ValueError(
-            f"Expected `warm_up` of at most max_batch_size={max_batch_size} images. Received: {tuple(warm_up)}"
-        )
+        raise arguments.invalid("warm_up", f"at most max_batch_size={max_batch_size} images", warm_up)
     size = (height or DEFAULT_SIZE, width or DEFAULT_SIZE)
     if image_size is not None:
         if None not in (height, width):
             raise ValueError(f"Expected image_size=None with a model for {size} pixels. Received: {image_size}")
         size = arguments.pair("image_size", image_size)
     if None in (height, width) and size[0] * size[1] > max_input_pixels:
-        raise ValueError(
-            f"Expected `image_size` of at most max_input_pixels={max_input_pixels} in all. Received: "
-            f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels"
-        )
-    server = {
-        **limits,
-        "image_size": size,
-        "normalization": _scaling_constants(model, normalization),
-        "postprocess": None,
-    }
+        received = f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels"
+        raise ValueError(f"Expected `image_size` of at most {max_input_pixels=} in all. Received: {received}")
+    server = {**limits, "image_size": size, "normalization": _scaling_constants(model, normalization)}
+    server["postprocess"] = None
     if postprocess is not None:
         activation, classes = output_activation(model, postprocess), model.outputs[0].shape[-1]
         names = read_labels([name for _, name in ids_and_names(model)] if labels is None else labels, classes)
@@ -149,13 +141,17 @@ def saved_model(
         expected = ", ".join(map(str, sample.shape[1:]))
         raise ValueError(f"Expected `images` of shape (batch, {expected}). Received: {given.shape}")
     if attention:
-        _check_attention(model, sample[:1])
+        if channels not in (1, 3):
+            raise ValueError(f"Expected a model of 1 or 3 channels with attention=True. Received: {channels} channels")
+        try:
+            AttentionTaps(model).rollout(sample[:1])
+        except ValueError as error:
+            raise ValueError(f"Expected a model that has attention rollout with attention=True. {error}") from error
     settings = {"precision": "float32", "server": server, "attention": attention, "warm_up": list(warm_up)}
     settings["names"] = _names_of_outputs(model, attention)
+    batches = [sample], parity.split_batches(given)
     options = {"overwrite": overwrite, "custom_module": custom_module}
-    return write_checked(
-        FORMATS["saved_model"], model, path, settings, [sample], parity.split_batches(given), **options
-    )
+    return write_checked(FORMATS["saved_model"], model, path, settings, *batches, **options)
 
 
 def read_labels(labels, num_classes):
@@ -176,23 +172,9 @@ def _input_size(model):
     """Returns the (height, width, channels) of the model's input."""
     shapes = [tuple(x.shape) for x in getattr(model, "inputs", None) or []]
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] is not None or shapes[0][-1] is None:
-        raise ValueError(
-            "Expected a model with one input of shape (None, height, width, channels), built or called once. "
-            f"Received: inputs of shapes {shapes}"
-        )
+        expected = "one input of shape (None, height, width, channels), built or called once"
+        raise ValueError(f"Expected a model with {expected}. Received: inputs of shapes {shapes}")
     return shapes[0][1:]
-
-
-def _check_attention(model, images):
-    """Raises if attention rollout is not defined for the model."""
-    if images.shape[-1] not in (1, 3):
-        raise ValueError(
-            f"Expected a model of 1 or 3 channels with attention=True. Received: {images.shape[-1]} channels"
-        )
-    try:
-        AttentionTaps(model).rollout(images)
-    except ValueError as error:
-        raise ValueError(f"Expected a model that has attention rollout with attention=True. {error}") from error
 
 
 def _names_of_outputs(model, attention):
@@ -221,8 +203,6 @@ def _scaling_constants(model, normalization):
         if before is None:
             raise ValueError(f"{expected} {model.name!r}, which has it in a model with a custom class. {advice}.")
         if changing := [operation.name for operation in before if not isinstance(operation, KEEP_SCALE)]:
-            raise ValueError(
-                f"{expected} {model.name!r} with {', '.join(reversed(changing))} before it. {advice}, with apply=True "
-                "if the model takes raw images."
-            )
+            received = f"{model.name!r} with {', '.join(reversed(changing))} before it"
+            raise ValueError(f"{expected} {received}. {advice}, with apply=True if the model takes raw images.")
     return {"apply": normalization.apply, "preprocessing": dataclasses.asdict(normalization.preprocessing)}

@@ -106,11 +106,8 @@ def _with_outliers(model, images):
     import openvino
     from openvino import opset13
 
-    products = [
-        op
-        for op in model.get_ops()
-        if op.get_type_name() == "MatMul" and op.input_value(1).get_node().get_type_name() == "Constant"
-    ]
+    products = [op for op in model.get_ops() if op.get_type_name() == "MatMul"]
+    products = [op for op in products if op.input_value(1).get_node().get_type_name() == "Constant"]
     if not products:
         return []
     figures = []
@@ -138,12 +135,9 @@ def _shrink(converted, precision):
     from openvino import opset13
 
     kind = {"float16": openvino.Type.f16, "bfloat16": openvino.Type.bf16, "int8": openvino.Type.i8}[precision]
-    for constant in converted.get_ops():
-        if constant.get_type_name() != "Constant" or constant.get_element_type() != openvino.Type.f32:
+    for constant in [op for op in converted.get_ops() if op.get_type_name() == "Constant"]:
+        if constant.get_element_type() != openvino.Type.f32 or stored(constant.data, precision) is None:
             continue
-        if stored(constant.data, precision) is None:
-            continue
-        small = opset13.constant(np.array(constant.data), kind)
-        restored = opset13.convert(small, "f32")
+        restored = opset13.convert(opset13.constant(np.array(constant.data), kind), "f32")
         for target in constant.output(0).get_target_inputs():
             target.replace_source_output(restored.output(0))

@@ -31,10 +31,10 @@ def torch_module(model: keras.Model):
     ...     logits = module(torch.zeros(1, 224, 224, 3))
     """
     if keras.backend.backend() != "torch":
-        raise ValueError(
-            "Expected a model built on PyTorch, KERAS_BACKEND=torch. Received: the backend "
-            f"{keras.backend.backend()!r}. `export.torch_export` writes a PyTorch program on any backend."
+        received = (
+            f"the backend {keras.backend.backend()!r}. `export.torch_export` writes a PyTorch program on any backend"
         )
+        raise ValueError(f"Expected a model built on PyTorch. Received: {received}.")
     import torch
 
     class Inference(torch.nn.Module):
@@ -79,13 +79,8 @@ def write_onnx(model, path, settings):
     """Writes an ONNX file; stores weights in float16 or bfloat16 if that is exact."""
     import torch
 
-    program = torch.onnx.export(
-        _traced(model, "float32"),
-        dynamo=True,
-        input_names=["images"],
-        output_names=settings["names"],
-        verbose=False,
-    )
+    options = {"input_names": ["images"], "output_names": settings["names"], "verbose": False}
+    program = torch.onnx.export(_traced(model, "float32"), dynamo=True, **options)
     if settings["precision"] in ("float16", "bfloat16"):
         _shrink(program.model, settings["precision"])
     program.save(os.fspath(path))

@@ -1,6 +1,5 @@
 """Attention weights, attention distances and attention rollout."""
 
-import numbers
 from collections.abc import Sequence
 
 import keras
@@ -8,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.inspection.inputs import batches, indices
+from keras_vit.inspection.inputs import batches, collect
 from keras_vit.prediction.taps import AttentionTaps, attention_weights, to_numpy
 
 FUSIONS = {"mean": ops.mean, "max": ops.max, "min": ops.min}
@@ -43,20 +42,12 @@ def attention_maps(
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix A, equation 6.
     """
     taps = AttentionTaps(model)
-    chosen = indices("blocks", blocks, len(taps.blocks))
-    maps = {i: [] for i in chosen}
-    for batch in batches(model, images, batch_size):
-        for i, weights in enumerate(weights_of_blocks(taps, batch, maps)):
-            if weights is not None:
-                maps[i].append(weights)
-    joined = [np.concatenate(maps[i]) for i in chosen]
-    return joined[0] if isinstance(blocks, numbers.Integral) else joined
 
+    def weights(batch, chosen):
+        _, calls = taps.run(batch)
+        return [to_numpy(attention_weights(*calls[i])) for i in chosen]
 
-def weights_of_blocks(taps, batch, chosen=None):
-    """Yields the attention weights of each block in turn, as NumPy float32; None for blocks that are not chosen."""
-    for i, (block, tokens, options) in enumerate(taps.run(batch)[1]):
-        yield to_numpy(attention_weights(block, tokens, **options)) if chosen is None or i in chosen else None
+    return collect("blocks", blocks, len(taps.blocks), batches(model, images, batch_size), weights)
 
 
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
@@ -73,26 +64,23 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 right, and appendix D.7.
     """
-    taps = AttentionTaps(model)
-    # {block: (num_heads,)}
-    sums, counts = {}, {}
+    taps, totals = AttentionTaps(model), 0
+
     for batch in batches(model, images, batch_size):
-        for i, scores in enumerate(weights_of_blocks(taps, batch)):
-            n = taps.layout.num_prefix_tokens
-            scores = scores[:, :, n:, n:]
-            weights = scores.sum(axis=-1)
-            looks = weights > 0
-            per_query = np.einsum("bhqk,qk->bhq", scores, _patch_distances(taps.layout)) / np.where(looks, weights, 1)
-            sums[i] = sums.get(i, 0) + per_query.sum(axis=(0, 2), dtype="float64")
-            counts[i] = counts.get(i, 0) + looks.sum(axis=(0, 2))
-    return (np.stack(list(sums.values())) / np.maximum(np.stack(list(counts.values())), 1)).astype("float32")
+        _, calls = taps.run(batch)
+        totals = totals + np.array([_distances_and_counts(call, taps.layout) for call in calls])
+    return (totals[:, 0] / np.maximum(totals[:, 1], 1)).astype("float32")
 
 
-def _patch_distances(layout):
-    """Returns the pairwise distances between patches in pixels, (patches, patches), float32."""
-    sides = (np.arange(number) * size for number, size in zip(layout.grid_size, layout.patch_size, strict=True))
-    tops, lefts = (corners.ravel().astype("float32") for corners in np.meshgrid(*sides, indexing="ij"))
-    return np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
+def _distances_and_counts(call, layout):
+    """Returns the sum of the queries' mean distances in pixels and their number, each (num_heads,)."""
+    tops, lefts = (np.indices(layout.grid_size).reshape(2, -1).T * layout.patch_size).T.astype("float32")
+    distances = np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
+    scores = to_numpy(attention_weights(*call))[:, :, layout.num_prefix_tokens :, layout.num_prefix_tokens :]
+    weights = scores.sum(axis=-1)
+    looks = weights > 0
+    per_query = np.einsum("bhqk,qk->bhq", scores, distances) / np.where(looks, weights, 1)
+    return per_query.sum(axis=(0, 2), dtype="float64"), looks.sum(axis=(0, 2))
 
 
 def attention_rollout(
@@ -133,11 +121,9 @@ def attention_rollout(
     def discard(matrices):
         return ops.convert_to_tensor(discard_smallest(to_numpy(matrices), discard_ratio))
 
-    rollouts = [
-        to_numpy(taps.rollout(batch, fuse, discard if discard_ratio else None)[1])
-        for batch in batches(model, images, batch_size)
-    ]
-    return np.concatenate(rollouts)
+    discard = discard if discard_ratio else None
+    parts = batches(model, images, batch_size)
+    return np.concatenate([to_numpy(taps.rollout(batch, fuse, discard)[1]) for batch in parts])
 
 
 def discard_smallest(matrices, ratio):

@@ -78,33 +78,28 @@ def plot_attention_maps(
     """
     attention = np.asarray(ops.convert_to_numpy(attention), "float32")
     if attention.ndim != 3 or attention.shape[1] != attention.shape[2]:
-        raise ValueError(
-            f"Expected `attention` of shape (num_heads, num_tokens, num_tokens). Received: shape {attention.shape}"
-        )
+        raise ValueError(f"Expected `attention` (num_heads, num_tokens, num_tokens). Received: shape {attention.shape}")
     num_heads, num_tokens, _ = attention.shape
-    rows, columns = grid_size or _square(num_tokens)
+    rows, columns = grid_size or (math.isqrt(num_tokens),) * 2
     num_prefix = num_tokens - rows * columns
+    if grid_size is None and num_prefix > 1:
+        expected = "`grid_size`, since neither all tokens nor all but the first make a square"
+        raise ValueError(f"Expected {expected}. Received: grid_size=None for {num_tokens} tokens")
     if num_prefix < 0:
         raise ValueError(f"Expected `grid_size` of at most {num_tokens} patches. Received: grid_size={grid_size}")
     if query is not None and not 0 <= query < num_tokens:
         raise ValueError(f"Expected `query` to be one of {num_tokens} tokens. Received: query={query}")
-    if query is None and num_prefix:
-        query = 0
+    query = 0 if query is None and num_prefix else query
     looks = attention.mean(axis=1) if query is None else attention[:, query]
-    # (row, column) of the query patch.
-    place = None if query is None or query < num_prefix else divmod(query - num_prefix, columns)
-    if query is None:
-        name = "mean of all patches"
-    elif place:
-        name = f"patch at row {place[0]}, column {place[1]}"
-    else:
-        name = f"token {query}" if query else "class token"
-    maps = looks[:, num_prefix:].reshape(num_heads, rows, columns)
-    figure, panels = _heat(image, maps, "head")
-    for axes in panels if place else ():
-        _, right, bottom, _ = axes.get_images()[0].get_extent()
-        axes.plot((place[1] + 0.5) * right / columns, (place[0] + 0.5) * bottom / rows, "c+", markersize=9)
-        axes.set(xlim=(0, right), ylim=(bottom, 0))
+    figure, panels = _heat(image, looks[:, num_prefix:].reshape(num_heads, rows, columns), "head")
+    name = "mean of all patches" if query is None else f"token {query}" if query else "class token"
+    if query is not None and query >= num_prefix:
+        row, column = divmod(query - num_prefix, columns)
+        name = f"patch at row {row}, column {column}"
+        for axes in panels:
+            _, right, bottom, _ = axes.get_images()[0].get_extent()
+            axes.plot((column + 0.5) * right / columns, (row + 0.5) * bottom / rows, "c+", markersize=9)
+            axes.set(xlim=(0, right), ylim=(bottom, 0))
     figure.suptitle(f"Attention from the {name}", fontsize=11)
     return finish(figure, path)
 
@@ -146,16 +141,6 @@ def _heat(image, maps, kind):
         axes.imshow(weights, cmap="inferno", alpha=0.65, vmin=0, extent=extent, interpolation="bilinear")
         axes.set(xlim=(0, width), ylim=(height, 0))
     return figure, panels
-
-
-def _square(num_tokens):
-    side = math.isqrt(num_tokens)
-    if num_tokens - side**2 not in (0, 1):
-        raise ValueError(
-            "Expected `grid_size`, since neither all tokens nor all but the first make a square. "
-            f"Received: grid_size=None for {num_tokens} tokens"
-        )
-    return side, side
 
 
 def plot_attention_distance(distance, path: str | os.PathLike | None = None):

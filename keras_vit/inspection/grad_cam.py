@@ -31,28 +31,22 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
 
     Reference: [arXiv 1610.02391](https://arxiv.org/abs/1610.02391), equations 1 and 2.
     """
-    source = _source(model, layer)
-    pairs = batches_and_classes(model, images, classes, batch_size)
-    return np.concatenate([_grad_cam_batch(model, source, batch, chosen) for batch, chosen in pairs])
+    source, maps = _source(model, layer), []
+    for inputs, chosen in batches_and_classes(model, images, classes, batch_size):
+        outputs, entering = taps(model, (inputs,), [source])
+        weights, rest = class_weights(outputs, chosen), onward(model, (inputs,), source)
 
+        def class_output(feature_map, weights=weights, rest=rest):
+            (logits,) = rest(feature_map)
+            return ops.sum(ops.cast(logits, "float32") * weights)
 
-def _grad_cam_batch(model, source, inputs, classes):
-    """Returns the Grad-CAM of a batch at the output of the layer `source`."""
-    outputs, entering = taps(model, (inputs,), [source])
-    weights, rest = class_weights(outputs, classes), onward(model, (inputs,), source)
-
-    def class_output(feature_map):
-        (logits,) = rest(feature_map)
-        return ops.sum(ops.cast(logits, "float32") * weights)
-
-    feature_map = source(*entering[source])
-    if len(feature_map.shape) != 4:
-        raise ValueError(
-            "Expected a `layer` whose output is (batch, rows, columns, channels). Received: layer "
-            f"{source.name!r} with output of shape {tuple(feature_map.shape)}"
-        )
-    gradient = to_numpy(gradients(class_output, feature_map)[0])
-    return np.maximum(np.einsum("brsc,bc->brs", to_numpy(feature_map), gradient.mean(axis=(1, 2))), 0)
+        feature_map = source(*entering[source])
+        if len(feature_map.shape) != 4:
+            received = f"layer {source.name!r} with output of shape {tuple(feature_map.shape)}"
+            raise ValueError(f"Expected a `layer` with output (batch, rows, columns, channels). Received: {received}")
+        gradient = to_numpy(gradients(class_output, feature_map)[0])
+        maps.append(np.einsum("brsc,bc->brs", to_numpy(feature_map), gradient.mean(axis=(1, 2))))
+    return np.maximum(np.concatenate(maps), 0)
 
 
 def _source(model, name):
@@ -60,15 +54,11 @@ def _source(model, name):
     if name is not None:
         found = [layer for layer in sublayers(model, keras.Layer) if layer.name == name]
         if len(found) != 1:
-            raise ValueError(
-                f"Expected the name of one layer of model {model.name!r} as `layer`. Received: {name!r}, the name of "
-                f"{len(found)} layers"
-            )
+            expected = f"the name of one layer of model {model.name!r} as `layer`"
+            raise ValueError(f"Expected {expected}. Received: {name!r}, the name of {len(found)} layers")
         return found[0]
     poolings = sublayers(model, keras.layers.GlobalAveragePooling2D)
     if not poolings:
-        raise ValueError(
-            "Expected a model with a layer of type GlobalAveragePooling2D, or the name of a layer in `layer`; for a "
-            f"ViT, use gradient_rollout. Received: model {model.name!r}, layer=None"
-        )
+        expected = "a layer of type GlobalAveragePooling2D, or the name of a layer; for a ViT, use gradient_rollout"
+        raise ValueError(f"Expected {expected}. Received: model {model.name!r}, layer=None")
     return producing_call(poolings[-1].input)[0]

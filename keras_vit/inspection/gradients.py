@@ -36,10 +36,8 @@ def gradient_rollout(
     """
     taps = AttentionTaps(model, readout)
     if mode := quantization_of_attention(taps.blocks):
-        raise ValueError(
-            "Expected a model without quantized attention, which has no gradient. "
-            f"Received: model {model.name!r}, quantized to {mode!r}"
-        )
+        received = f"model {model.name!r}, quantized to {mode!r}"
+        raise ValueError(f"Expected a model without quantized attention, which has no gradient. Received: {received}")
     if any(block.attention_norm for block in taps.blocks):
         raise ValueError(f"Expected a model without attention_norm. Received: model {model.name!r}")
     pairs = batches_and_classes(model, images, classes, batch_size)
@@ -53,10 +51,8 @@ def batches_and_classes(model, images, classes, batch_size):
         number = len(keras.tree.flatten(images)[0])
         classes = class_indices("classes", classes, fitting_class_names(model))
         if classes.shape not in ((), (number,)):
-            raise ValueError(
-                f"Expected `classes` to be one integer, or one for each of {number} images. Received: shape "
-                f"{classes.shape}"
-            )
+            expected = f"Expected `classes` to be one integer, or one for each of {number} images"
+            raise ValueError(f"{expected}. Received: shape {classes.shape}")
         classes = np.broadcast_to(classes, number)
     for i, batch in enumerate(parts):
         yield batch, None if classes is None else classes[i * batch_size : (i + 1) * batch_size]
@@ -85,7 +81,7 @@ def _rollout(taps, inputs, classes):
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
         of_scores = _score_gradient(block.attention, block.norm_1(tokens), change)
-        positive = np.maximum(to_numpy(attention_weights(block, tokens, **options)) * of_scores, 0).mean(axis=1)
+        positive = np.maximum(to_numpy(attention_weights(block, tokens, options)) * of_scores, 0).mean(axis=1)
         row = row + np.einsum("bq,bqk->bk", row, positive)
         later = block
     return to_numpy(taps.to_grid(row - start))

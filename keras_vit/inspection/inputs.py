@@ -30,9 +30,7 @@ def raw_pictures(model, images):
     taps = AttentionTaps(model)
     taps.run(images)
     if taps.images is None:
-        raise ValueError(
-            f"Expected a model with a `normalization` layer of this package. Received: model {model.name!r}"
-        )
+        raise ValueError(f"Expected a model with a `normalization` layer of keras_vit. Received: {model.name!r}")
     return to_numpy(taps.normalization.raw_images(ops.cast(taps.images, "float32")))
 
 
@@ -49,14 +47,17 @@ def batches(model, inputs, batch_size) -> list:
     return parts
 
 
-def indices(name, value, depth) -> list:
-    """Returns a list of block indices of at least 0 from an argument: an int, a list of ints, or None for all."""
-    if value is None:
-        return list(range(depth))
-    chosen = list(value) if np.iterable(value) else [value]
+def collect(name, value, depth, parts, compute):
+    """Joins the arrays of `compute(part, indices)` over parts; returns one if the argument is an int, else a list.
+
+    The argument `name` has the `value`: an int below `depth`, a list of ints, or None for all.
+    """
+    chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
         raise arguments.invalid(name, f"None, or integers below {depth}, the model's depth", value)
-    return [i % depth for i in chosen]
+    found = zip(*(compute(part, [i % depth for i in chosen]) for part in parts), strict=True)
+    joined = [np.concatenate(arrays) for arrays in found]
+    return joined[0] if isinstance(value, numbers.Integral) else joined
 
 
 def class_indices(name, classes, names):

@@ -31,12 +31,8 @@ def attention_overlay(images, attention) -> np.ndarray:
     """
     images, attention = images_and_attention(images, attention)
     highest = np.maximum(attention.max(axis=(1, 2), keepdims=True), 1e-30)
-    mask = ops.image.resize(
-        (attention / highest)[..., None].astype("float32"),
-        images.shape[1:3],
-        interpolation="bilinear",
-        data_format="channels_last",
-    )
+    mask = (attention / highest)[..., None]
+    mask = ops.image.resize(mask, images.shape[1:3], interpolation="bilinear", data_format="channels_last")
     return np.round(images * np.clip(ops.convert_to_numpy(mask), 0, 1)).astype("uint8")
 
 
@@ -45,14 +41,9 @@ def images_and_attention(images, attention):
     images = np.asarray(ops.convert_to_numpy(images))
     attention = np.asarray(ops.convert_to_numpy(attention), "float32")
     if images.ndim != 4 or not len(images):
-        raise ValueError(
-            f"Expected images of shape (number, height, width, channels), at least one. Received: shape {images.shape}"
-        )
+        raise ValueError(f"Expected images of shape (1 or more, height, width, channels). Received: {images.shape}")
     if attention.ndim != 3 or len(attention) != len(images):
-        raise ValueError(
-            f"Expected `attention` of shape ({len(images)}, rows, columns), for as many images. "
-            f"Received: shape {attention.shape}"
-        )
+        raise ValueError(f"Expected `attention` of shape ({len(images)}, rows, columns). Received: {attention.shape}")
     return displayable(images), attention
 
 

@@ -72,6 +72,7 @@ def plot_predictions(
     labels = class_indices("labels", labels, class_names)
     probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")
     _check_predictions(images, labels, probabilities, len(class_names))
+    names = [name if len(name) <= 18 else f"{name[:17]}…" for name in class_names]
     columns = math.ceil(math.sqrt(len(images) * 1.5))
     rows = math.ceil(len(images) / columns)
     figure, panels = new_panels(len(images), columns, (1.9 * columns, 2.3 * rows))
@@ -80,32 +81,22 @@ def plot_predictions(
         wrong = best != label
         show(axes, np.clip(image, 0, 255).astype("uint8"))
         axes.spines[:].set(color=_WRONG, linewidth=3, visible=wrong)
-        axes.set_title(
-            f"{_short(class_names[best])} ({p[best]:.0%})\ntrue: {_short(class_names[label])}",
-            color=_WRONG if wrong else "black",
-            fontsize=9,
-        )
+        title = f"{names[best]} ({p[best]:.0%})\ntrue: {names[label]}"
+        axes.set_title(title, color=_WRONG if wrong else "black", fontsize=9)
     return finish(figure, path)
-
-
-def _short(name):
-    """Truncates a class name to 18 characters."""
-    return name if len(name) <= 18 else f"{name[:17]}…"
 
 
 def _check_predictions(images, labels, probabilities, num_classes):
     shapes, number = (images.shape, labels.shape, probabilities.shape), len(images)
     fit = shapes[1:] == ((number,), (number, num_classes))
     if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise ValueError(
-            "Expected `images` of shape (number, height, width, 1 or 3), at least one, `labels` of shape (number,) and "
-            f"`probabilities` of shape (number, {num_classes}). Received: shapes {', '.join(map(str, shapes))}"
-        )
+        expected = "`images` of shape (number, height, width, 1 or 3), at least one, `labels` of shape (number,) and "
+        expected += f"`probabilities` of shape (number, {num_classes})"
+        raise ValueError(f"Expected {expected}. Received: shapes {', '.join(map(str, shapes))}")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"Expected `labels` to be integers of 0..{num_classes - 1}. Received: {labels.tolist()}")
     # Rows that were normalised in half precision do not sum to exactly 1.
     if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
-        raise ValueError(
-            "Expected `probabilities` to be rows of non-negative numbers that sum to 1; if these are logits, apply "
-            f"keras.ops.softmax first. Received: numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
-        )
+        received = f"numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
+        expected = "`probabilities` of at least 0 that sum to 1; to logits, apply keras.ops.softmax first"
+        raise ValueError(f"Expected {expected}. Received: {received}")

@@ -1,10 +1,9 @@
-import numbers
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 
-from keras_vit.inspection.inputs import batches, indices
+from keras_vit.inspection.inputs import batches, collect
 from keras_vit.models.vt_resnet.layers import VTModule
 from keras_vit.prediction.taps import sublayers, taps, to_numpy
 
@@ -15,12 +14,9 @@ def token_attention_maps(
     """Returns the weights, float32, with which the visual tokens of one or several VT modules read pixels.
 
     Args:
-        model: A model that contains one VT-ResNet of this package, possibly in mixed precision or nested in another
-            model.
-        images: As in `attention_maps`.
-        modules: Int, the index of a VT module (negative indices count from the last); a list of indices; or None for
-            all. A list or None returns a list of arrays.
-        batch_size: Int, the number of images per batch.
+        model: A model that contains one VT-ResNet of this package, possibly nested in another model.
+        modules: The indices of VT modules, as `blocks` in `attention_maps`.
+        images, batch_size: As in `attention_maps`.
 
     Returns:
         Arrays (batch, num_tokens, rows, columns), in pixels of the module's feature map. Each token's map sums to 1.
@@ -39,17 +35,14 @@ def token_attention_maps(
     """
     found = sublayers(model, VTModule)
     if not found:
-        raise ValueError(
-            "Expected a model that holds a VT-ResNet of this package, with layers of type VTModule. Received: model "
-            f"{model.name!r}"
-        )
-    chosen = indices("modules", modules, len(found))
-    maps = {i: [] for i in chosen}
-    for batch in batches(model, images, batch_size):
+        expected = "a model that holds a VT-ResNet of this package, with layers of type VTModule"
+        raise ValueError(f"Expected {expected}. Received: model {model.name!r}")
+
+    def weights(batch, chosen):
         _, entering = taps(model, (batch,), found)
-        for i in maps:
-            weights = to_numpy(found[i].tokenizer(*entering[found[i]], return_attention_scores=True)[1])
-            # Weights rounded to the compute dtype do not sum to 1.
-            maps[i].append(weights / weights.sum(axis=(2, 3), keepdims=True))
-    joined = [np.concatenate(maps[i]) for i in chosen]
-    return joined[0] if isinstance(modules, numbers.Integral) else joined
+        calls = [(found[i].tokenizer, entering[found[i]]) for i in chosen]
+        maps = [to_numpy(tokenizer(*args, return_attention_scores=True)[1]) for tokenizer, args in calls]
+        # Weights rounded to the compute dtype do not sum to 1.
+        return [each / each.sum(axis=(2, 3), keepdims=True) for each in maps]
+
+    return collect("modules", modules, len(found), batches(model, images, batch_size), weights)

@@ -39,10 +39,8 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
     """
     embedding = only_one(model, PatchEmbedding)
     if any(layer.folded for layer in sublayers(model, ImageNormalization)):
-        raise ValueError(
-            "Expected a model whose preprocessing is not folded into its filters. Received: model "
-            f"{model.name!r}; pass the one that fold_preprocessing was called on."
-        )
+        received = f"model {model.name!r}; pass the one that fold_preprocessing was called on"
+        raise ValueError(f"Expected a model whose preprocessing is not folded. Received: {received}.")
     root = next((layer for layer in sublayers(model, StandardizedConv2D) if layer.name == "root_conv"), None)
     kernel = ops.convert_to_numpy(embedding.kernel if root is None else root.standardized_kernel())
     *shape, num_filters = kernel.shape
@@ -70,10 +68,8 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.5, figure 7 centre.
     """
     if not sublayers(model, PositionEmbedding):
-        raise ValueError(
-            'Expected a model with position embeddings ("learned", "learned2d" or "sincos2d"). Received: model '
-            f"{model.name!r} with none, or with relative ones, which have no vector for each patch."
-        )
+        expected = 'a model with position embeddings ("learned", "learned2d" or "sincos2d")'
+        raise ValueError(f"Expected {expected}. Received: {model.name!r} with none, or with relative ones.")
     layer = only_one(model, PositionEmbedding)
     rows, columns = layer.grid_size
     shape = (1, layer.num_prefix_tokens + rows * columns, only_one(model, PatchEmbedding).hidden_dim)
@@ -95,9 +91,7 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
     """
     filters = np.asarray(ops.convert_to_numpy(filters), "float32")
     if filters.ndim != 4 or not filters.size:
-        raise ValueError(
-            f"Expected `filters` of shape (number, height, width, channels). Received: shape {filters.shape}"
-        )
+        raise ValueError(f"Expected `filters` of shape (number, height, width, channels). Received: {filters.shape}")
     shown = filters[..., :3] if filters.shape[-1] >= 3 else filters[..., :1]
     shown = 0.5 + 0.5 * shown / np.maximum(np.abs(shown).max(axis=(1, 2, 3), keepdims=True), 1e-30)
     across = min(7, len(filters))
@@ -119,9 +113,8 @@ def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
     """
     similarity = np.asarray(ops.convert_to_numpy(similarity), "float32")
     if similarity.ndim != 4 or similarity.shape[:2] != similarity.shape[2:] or not similarity.size:
-        raise ValueError(
-            f"Expected `similarity` of shape (rows, columns, rows, columns). Received: shape {similarity.shape}"
-        )
+        expected = "`similarity` of shape (rows, columns, rows, columns)"
+        raise ValueError(f"Expected {expected}. Received: shape {similarity.shape}")
     rows, columns = similarity.shape[:2]
     # matplotlib needs a minute for hundreds of panels, so draw one mosaic.
     gap = max(1, round(max(rows, columns) / 7))

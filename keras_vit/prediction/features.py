@@ -36,22 +36,16 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
     format = arguments.choice("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
     if blocks is None:
         blocks = (3, 7, 11) if is_vit else _ends_of_stages(found)
-    for i in blocks:
-        if not -len(found) <= i < len(found):
-            raise ValueError(
-                f"Expected block indices below {len(found)}, the model's depth. Received: blocks={tuple(blocks)}"
-            )
-    if not is_vit:
-        outputs = [_block_output(found[i], format) for i in blocks]
-        return keras.Model(model.input, outputs, name=f"{model.name}_features")
-    # A block that merges tokens outputs their sizes too.
-    outputs = [keras.tree.flatten(found[i].output)[0] for i in blocks]
-    if format == "map":
+    if not all(-len(found) <= i < len(found) for i in blocks):
+        expected = f"block indices below {len(found)}, the model's depth"
+        raise ValueError(f"Expected {expected}. Received: blocks={tuple(blocks)}")
+    # A block of a ViT that merges tokens outputs their sizes too.
+    outputs = [keras.tree.flatten(found[i].output)[0] if is_vit else _block_output(found[i], format) for i in blocks]
+    if is_vit and format == "map":
         check_every_patch(model, found[: max(i % len(found) for i in blocks) + 1])
         config = config_of(model)
-        patch_embedding = model.get_layer("patch_embedding")
         to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
-        outputs = [to_map(x, patch_embedding.input) for x in outputs]
+        outputs = [to_map(x, model.get_layer("patch_embedding").input) for x in outputs]
     return keras.Model(model.input, outputs, name=f"{model.name}_features")
 
 
@@ -77,7 +71,7 @@ def check_every_patch(model, blocks):
     """Raises if a ViT drops patches, or one of these blocks merges or omits tokens."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
-        raise ValueError(
-            "Expected a model that keeps every patch, built with patch_dropout_rate=0 and token_merging=0, and without "
-            f"`num_outputs` of its blocks, which takes the same weights. Received: model {model.name!r}"
+        expected = (
+            "a model built with patch_dropout_rate=0 and token_merging=0, and without `num_outputs` of its blocks"
         )
+        raise ValueError(f"Expected {expected}. Received: model {model.name!r}. Build one and load the same weights.")

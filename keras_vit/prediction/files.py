@@ -95,10 +95,8 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         else:
             found.append((item, item))
     if not headers and (column is not None or folder is not None or extension):
-        raise ValueError(
-            "Expected a table of paths with a column, a folder or an extension of its paths. Received: images and "
-            "folders alone"
-        )
+        expected = "a table of paths with a column, a folder or an extension of its paths"
+        raise ValueError(f"Expected {expected}. Received: images and folders alone")
     if not found:
         raise ValueError("Expected images, or folders or tables of them. Received: none")
     if missing := [path for _, path in found if not os.path.isfile(path)]:
@@ -134,10 +132,8 @@ def _paths_in_table(table, column):
         name, (columns, _, base) = "the table", read_columns(table)
     chosen = column or (next(iter(columns)) if len(columns) == 1 else "path")
     if chosen not in columns:
-        raise ValueError(
-            f"Expected a column {chosen!r} of paths in {name}; `path_column` (--path-column) names another. Received: "
-            f"{list(columns)}"
-        )
+        expected = f"a column {chosen!r} of paths in {name}; `path_column` (--path-column) names another"
+        raise ValueError(f"Expected {expected}. Received: {list(columns)}")
     cells = columns[chosen]
     without = [i for i, cell in enumerate(cells) if empty(cell)]
     if not cells or without:

@@ -147,10 +147,8 @@ def check_values(model, images):
         return expected if low < -OVERSHOOT or high > 255 + OVERSHOOT else None
     width = highest - lowest
     if low >= 0 and 2 * width + highest < high <= 255 + OVERSHOOT:
-        raise ValueError(
-            f"{expected}. keras_vit.preprocess_input(images, model) scales them, and so does a model that is built "
-            "with include_preprocessing=True."
-        )
+        advice = "keras_vit.preprocess_input(images, model) scales them, and so does include_preprocessing=True"
+        raise ValueError(f"{expected}. {advice} of the builder.")
     # Such images have other units or constants. The margin allows for augmentation.
     if low < lowest - width / 4 or high > highest + width / 4:
         return expected

@@ -15,10 +15,9 @@ TTA = (None, "flip", "five_crop", "ten_crop")
 def check_one_input(model):
     """Raises if a model takes more than images."""
     if len(getattr(model, "inputs", None) or [model]) > 1:
-        raise ValueError(
-            f"Expected a model with one input, images. Received: model {model.name!r} with {len(model.inputs)} inputs. "
-            "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."
-        )
+        received = f"model {model.name!r} with {len(model.inputs)} inputs"
+        advice = "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."
+        raise ValueError(f"Expected a model with one input, images. Received: {received}. {advice}")
 
 
 def finite_batches(data, expected, name="data"):
@@ -78,10 +77,8 @@ def padded_output(model, images, full, where):
         raise ValueError(f"Expected a model with one output. Received: model {model.name!r} with {len(output)}")
     output = np.asarray(output)[: len(images)].astype("float32")
     if not np.isfinite(output).all():
-        raise ValueError(
-            f"Expected a model whose outputs are finite. Received: NaN or infinity from model {model.name!r} for "
-            f"{where}"
-        )
+        received = f"NaN or infinity from model {model.name!r} for {where}"
+        raise ValueError(f"Expected a model whose outputs are finite. Received: {received}")
     return output
 
 

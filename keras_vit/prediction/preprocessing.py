@@ -29,10 +29,8 @@ def preprocess_input(x, model: keras.Model | None = None):
     if isinstance(x, (str, os.PathLike)):
         raise arguments.invalid("x", "an array of images, as keras_vit.read_image(path, model) reads from a file", x)
     if isinstance(x, (list, tuple, np.ndarray)) and in_unit_range(x):
-        raise ValueError(
-            f"Expected images of 0..255. Received: values from {np.min(x)} to {np.max(x)}, which look like images "
-            "scaled to 0..1: multiply them by 255."
-        )
+        received = f"values from {np.min(x)} to {np.max(x)}, which look scaled to 0..1: multiply them by 255"
+        raise ValueError(f"Expected images of 0..255. Received: {received}.")
     return scaled(x, model)
 
 
@@ -60,8 +58,5 @@ def require_normalization(model):
     """Returns the layer with the preprocessing constants, at any depth of the model; raises if there is none."""
     layer = find_normalization(model)
     if layer is None:
-        raise ValueError(
-            "Expected a model with a `normalization` layer of this package. "
-            f"Received: model {model.name!r} without one."
-        )
+        raise ValueError(f"Expected a model with a `normalization` layer of keras_vit. Received: model {model.name!r}")
     return layer

@@ -40,15 +40,11 @@ class AttentionTaps:
         self.model = model
         self.blocks = sublayers(model, TransformerBlock)
         if not self.blocks:
-            raise ValueError(
-                "Expected a model that holds a ViT of this package, with layers of type TransformerBlock. "
-                f"Received: model {model.name!r}"
-            )
+            expected = "a model that holds a ViT of this package, with layers of type TransformerBlock"
+            raise ValueError(f"Expected {expected}. Received: model {model.name!r}")
         if any(block.token_merging for block in self.blocks):
-            raise ValueError(
-                "Expected a model without token merging, which breaks the grid of patches. Received: model "
-                f"{model.name!r}. Build it with token_merging=0 and load the same weights."
-            )
+            advice = "Build it with token_merging=0 and load the same weights."
+            raise ValueError(f"Expected a model without token merging. Received: model {model.name!r}. {advice}")
         self.embedding = only_one(model, PatchEmbedding)
         backbone = next((inner for inner in sublayers(model, keras.Model) if self.embedding in inner.layers), model)
         self.normalization = next(iter(sublayers(backbone, ImageNormalization)), None)
@@ -66,22 +62,15 @@ class AttentionTaps:
             tokens, *rotary = self.values[block]
             calls.append((block, tokens, {"rotary": rotary[0]} if rotary else {}))
         self.images = None if self.normalization is None else self.values[self.normalization][0]
-        self.layout = self._layout(self.values[self.embedding][0].shape[1:3], calls[0][1].shape[1])
-        return outputs, calls
-
-    def _layout(self, sides, num_tokens):
-        """Returns the `PatchLayout` for the sides of the embedded feature map and the number of tokens."""
+        sides, patch = self.values[self.embedding][0].shape[1:3], self.embedding.patch_size
         image_size = tuple(sides if self.images is None else self.images.shape[1:3])
-        patch = self.embedding.patch_size
-        grid_size = sides[0] // patch[0], sides[1] // patch[1]
-        num_prefix = num_tokens - grid_size[0] * grid_size[1]
-        if num_prefix < 0:
-            raise ValueError(
-                f"Expected blocks that get a token for each of the patches, {grid_size[0]} x {grid_size[1]}. "
-                f"Received: {num_tokens} tokens in model {self.model.name!r}"
-            )
+        (rows, columns), num_tokens = (sides[0] // patch[0], sides[1] // patch[1]), calls[0][1].shape[1]
+        if num_tokens < rows * columns:
+            expected = f"blocks that get a token for each of the patches, {rows} x {columns}"
+            raise ValueError(f"Expected {expected}. Received: {num_tokens} tokens in model {self.model.name!r}")
         pixels = patch[0] * image_size[0] / sides[0], patch[1] * image_size[1] / sides[1]
-        return PatchLayout(image_size, grid_size, pixels, num_prefix)
+        self.layout = PatchLayout(image_size, (rows, columns), pixels, num_tokens - rows * columns)
+        return outputs, calls
 
     def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
         """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns); also works in graphs.
@@ -90,8 +79,8 @@ class AttentionTaps:
         """
         outputs, calls = self.run(inputs)
         product = None
-        for block, tokens, options in calls:
-            matrices = fuse(attention_weights(block, tokens, **options), axis=1)
+        for call in calls:
+            matrices = fuse(attention_weights(*call), axis=1)
             if discard is not None:
                 matrices = discard(matrices)
             # The identity represents the residual branch.
@@ -104,10 +93,7 @@ class AttentionTaps:
         """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
         num_prefix, readout = self.layout.num_prefix_tokens, self.readout or self._pooling()
         if readout == "token" and not num_prefix:
-            raise ValueError(
-                "Invalid value received for argument `readout`. Expected 'gap' for a model without a class token. "
-                f"Received: 'token' for model {self.model.name!r}"
-            )
+            raise arguments.invalid("readout", f"'gap' for {self.model.name!r}, which has no class token", readout)
         if readout == "token_gap":
             return (rows[:, 0] + ops.mean(rows[:, num_prefix:], axis=1)) / 2
         if readout == "token":
@@ -128,10 +114,8 @@ class AttentionTaps:
             return getattr(self.poolings[-1], "method", "map")
         config = getattr(self.normalization, "config", None)
         if config is None:
-            raise ValueError(
-                "Expected a model with a layer of type TokenPooling or AttentionPooling, or readout='token' or 'gap', "
-                f"which states what the head reads. Received: model {self.model.name!r}, readout=None"
-            )
+            expected = "a layer of type TokenPooling or AttentionPooling, or readout='token' or 'gap'"
+            raise ValueError(f"Expected {expected}. Received: model {self.model.name!r}, readout=None")
         return config.pooling
 
     def to_grid(self, rows):
@@ -159,11 +143,9 @@ def _read(model, args, layers):
     ran = [layer for *_, inner in calls for layer in inner]
     for layer in layers:
         if ran.count(layer) != 1:
-            raise ValueError(
-                f"Expected a model of blocks that run once. Received: {layer.name!r} "
-                f"{'run again' if layer in ran else 'not run'} in model {model.name!r}. If the model calls a ViT "
-                "several times, pass the ViT: model.get_layer(...)."
-            )
+            received = f"{layer.name!r} {'run again' if layer in ran else 'not run'} in model {model.name!r}"
+            advice = "If the model calls a ViT several times, pass the ViT: model.get_layer(...)."
+            raise ValueError(f"Expected a model of blocks that run once. Received: {received}. {advice}")
     reader = keras.Model(graph.inputs, [*graph.outputs, *(x for _, tensors, _ in calls for x in tensors)])
     computed = keras.tree.flatten(reader(values, training=False))
     outputs, computed = computed[: len(graph.outputs)], iter(computed[len(graph.outputs) :])
@@ -232,7 +214,7 @@ def _no_gradients():
     return torch.no_grad()
 
 
-def attention_weights(block, tokens, **options):
+def attention_weights(block, tokens, options):
     """Returns a block's attention weights, (batch, num_heads, num_tokens, num_tokens), float32, without gradients."""
     with _no_gradients():
         return in_float32(block.attention(block.norm_1(tokens), return_attention_scores=True, **options)[1])
@@ -266,10 +248,8 @@ def only_one(model, kind) -> keras.Layer:
     """Returns the only layer of a type in a model; raises ValueError if there are none or several."""
     found = sublayers(model, kind)
     if len(found) != 1:
-        raise ValueError(
-            f"Expected a model with one layer of type {kind.__name__}. Received: model {model.name!r} with "
-            f"{len(found)}. If the model holds several ViTs, pass one of them: model.get_layer(...)."
-        )
+        received = f"{len(found)} in model {model.name!r}. Of several ViTs, pass one: model.get_layer(...)."
+        raise ValueError(f"Expected a model with one layer of type {kind.__name__}. Received: {received}")
     return found[0]
 
 

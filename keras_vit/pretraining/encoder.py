@@ -26,7 +26,13 @@ class Encoder:
         self.rotary = next((layer for layer in tokens if isinstance(layer, RotaryEmbedding)), None)
         tokens = [layer for layer in tokens if layer is not self.rotary]
         chain = [*tokens, *self.blocks, *([] if config.norm_after_pooling else [backbone.get_layer("norm")])]
-        self._check(config)
+        if config.any_size or any(side % config.stride for side in config.image_size):
+            received = f"model {backbone.name!r} for images of {config.image_size} pixels, with stride {config.stride}"
+            expected = "images of a fixed size, with image sides divisible by the ResNet's stride"
+            raise ValueError(f"Expected a `backbone` for {expected}. Received: {received}")
+        if self.normalization.folded:
+            raise ValueError(f"Expected a `backbone` without folded preprocessing. Received: model {backbone.name!r}")
+        check_every_patch(backbone, self.blocks)
         self.token_layers = [layer for layer in chain if isinstance(layer, (PrefixTokens, PositionEmbedding))]
         self.block_layers = [layer for layer in chain if layer not in self.token_layers]
         # This model maps images to patch embeddings without positions.
@@ -40,17 +46,6 @@ class Encoder:
         self.patch_size = tuple(config.stride * side for side in config.patch_size)
         self.patch_dim = math.prod(self.patch_size) * self.channels
         self.num_patches = math.prod(self.grid_size)
-
-    def _check(self, config):
-        received = f"Received: model {self.backbone.name!r}"
-        if config.any_size or any(side % config.stride for side in config.image_size):
-            raise ValueError(
-                "Expected a `backbone` for images of a fixed size, with image sides divisible by the ResNet's stride. "
-                f"{received} for images of {config.image_size} pixels, with stride {config.stride}"
-            )
-        if self.normalization.folded:
-            raise ValueError(f"Expected a `backbone` without folded preprocessing, which is for inference. {received}")
-        check_every_patch(self.backbone, self.blocks)
 
     def add_positions(self, patches):
         """Prepends the prefix tokens and adds positions: (batch, prefix + num_patches, hidden_dim)."""
@@ -75,8 +70,6 @@ class Encoder:
 
     def raw_patches(self, patches):
         """Converts flattened normalised patches to pixels in [0, 255], as NumPy."""
-        offset, scale = (
-            np.resize(np.broadcast_to(constants, self.channels), self.patch_dim)
-            for constants in self.normalization.preprocessing.offset_and_scale
-        )
+        constants = self.normalization.preprocessing.offset_and_scale
+        offset, scale = (np.resize(np.broadcast_to(c, self.channels), self.patch_dim) for c in constants)
         return patches * scale + offset

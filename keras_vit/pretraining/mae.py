@@ -74,37 +74,28 @@ class MAE(MaskedImageModel):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         encoder = self.encoder
         if encoder.is_hybrid or config_of(backbone).has_positions_in_blocks:
-            raise ValueError(
-                "Expected a `backbone` without relative or rotary positions, which need all patches, and without a "
-                "ResNet below its patches, which would see pixels of masked ones. "
-                f"Received: model {backbone.name!r}"
-            )
+            expected = "a `backbone` without relative or rotary positions and without a ResNet below its patches"
+            raise ValueError(f"Expected {expected}. Received: model {backbone.name!r}")
         # 1 - 0.9 is slightly below 0.1 in floating point.
         self.num_visible = int(encoder.num_patches * (1 - self.mask_ratio) + 1e-6)
         if not self.num_visible:
             raise arguments.invalid("mask_ratio", f"at least one visible patch of {encoder.num_patches}", mask_ratio)
-        if decoder_hidden_dim is None:
-            decoder_hidden_dim = 32 * math.ceil(encoder.hidden_dim / 64)
-        width = arguments.positive_int("decoder_hidden_dim", decoder_hidden_dim)
-        if decoder_num_heads is None:
-            decoder_num_heads = max(1, width // 32)
-        num_heads = arguments.positive_int("decoder_num_heads", decoder_num_heads)
-        mlp_dim = arguments.positive_int("decoder_mlp_dim", 4 * width if decoder_mlp_dim is None else decoder_mlp_dim)
-        num_layers = arguments.positive_int("decoder_num_layers", decoder_num_layers)
-        self.norm_pixels = bool(norm_pixels)
 
+        def size(name, value, default=None):
+            return arguments.positive_int(f"decoder_{name}", default if value is None else value)
+
+        num_layers = size("num_layers", decoder_num_layers)
+        width = size("hidden_dim", decoder_hidden_dim, 32 * math.ceil(encoder.hidden_dim / 64))
+        num_heads = size("num_heads", decoder_num_heads, max(1, width // 32))
+        mlp_dim = size("mlp_dim", decoder_mlp_dim, 4 * width)
+        self.norm_pixels = bool(norm_pixels)
         policy = {"dtype": self.dtype_policy}
         length = encoder.num_prefix_tokens + encoder.num_patches
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())
         self.decoder_embedding = dense(width, name="decoder_embedding", **policy)
         self.decoder_embedding.build((None, None, encoder.hidden_dim))
-        self.decoder_positions = PositionEmbedding(
-            encoder.grid_size,
-            method="sincos2d",
-            num_prefix_tokens=encoder.num_prefix_tokens,
-            name="decoder_positions",
-            **policy,
-        )
+        options = {"num_prefix_tokens": encoder.num_prefix_tokens, "name": "decoder_positions", **policy}
+        self.decoder_positions = PositionEmbedding(encoder.grid_size, method="sincos2d", **options)
         self.decoder_blocks = [
             TransformerBlock(num_heads, mlp_dim, name=f"decoder_block_{i:02d}", **policy) for i in range(num_layers)
         ]

@@ -74,10 +74,8 @@ class MaskedImageModel(TrainingWrapper):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if getattr(self, "loss", None) is not None or sample_weight is not None:
-            raise ValueError(
-                f"Expected {type(self).__name__} to be compiled without a loss, since it has its own, and fitted "
-                f"without sample weights. Received: loss={self.loss!r}, sample_weight={sample_weight!r}"
-            )
+            expected = f"{type(self).__name__} to be compiled without a loss, and fitted without sample weights"
+            raise ValueError(f"Expected {expected}. Received: loss={self.loss!r}, {sample_weight=}")
         # With a TensorFlow strategy, Keras divides losses by the number of replicas and sums the gradients.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync

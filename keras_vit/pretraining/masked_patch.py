@@ -59,10 +59,8 @@ class MaskedPatchPrediction(MaskedImageModel):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         shares = [arguments.number("masked_share", masked_share), arguments.number("swapped_share", swapped_share)]
         if min(shares) < 0 or sum(shares) > 1 + 1e-6:
-            raise ValueError(
-                "Expected `masked_share` and `swapped_share` to be at least 0 and together at most 1. Received: "
-                f"masked_share={masked_share!r}, swapped_share={swapped_share!r}"
-            )
+            expected = "`masked_share` and `swapped_share` of at least 0 and together at most 1"
+            raise ValueError(f"Expected {expected}. Received: {masked_share=}, {swapped_share=}")
         self.masked_share, self.swapped_share = shares
         if self.encoder.num_patches < 2:
             raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1 patch")

@@ -29,10 +29,8 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     parts = [np.asarray(part) for part in reconstruction]
     shapes = [part.shape for part in parts]
     if len(parts) != 3 or len(set(shapes)) != 1 or parts[0].ndim != 4 or not len(parts[0]):
-        raise ValueError(
-            "Expected `reconstruction` to be three arrays of one shape, (number, height, width, channels), with at "
-            f"least one image. Received: shapes {shapes}"
-        )
+        expected = "three arrays of one shape, (number, height, width, channels), with at least one image"
+        raise ValueError(f"Expected `reconstruction` to be {expected}. Received: shapes {shapes}")
     number, height, width, _ = shapes[0]
     figure, panels = new_panels(3 * number, 3, (4.8, 1.6 * number * height / width + 0.3))
     panels = panels.reshape(number, 3)

@@ -52,18 +52,13 @@ class SimMIM(MaskedImageModel):
             mask_unit = tuple(n * p for n, p in zip(patches, patch_size, strict=True))
         self.mask_unit = arguments.pair("mask_unit", mask_unit)
         if any(side % patch for side, patch in zip(self.mask_unit, patch_size, strict=True)):
-            raise arguments.invalid(
-                "mask_unit", f"whole patches, which are {patch_size[0]} x {patch_size[1]} pixels", mask_unit
-            )
-        squares = math.prod(
-            -(-side * p // unit) for side, p, unit in zip(grid, patch_size, self.mask_unit, strict=True)
-        )
+            expected = f"whole patches, which are {patch_size[0]} x {patch_size[1]} pixels"
+            raise arguments.invalid("mask_unit", expected, mask_unit)
+        sides = zip(grid, patch_size, self.mask_unit, strict=True)
+        squares = math.prod(-(-side * patch // unit) for side, patch, unit in sides)
         if math.ceil(squares * self.mask_ratio - 1e-9) >= squares:
-            raise arguments.invalid(
-                "mask_unit",
-                f"smaller squares: a mask_ratio of {mask_ratio} hides all {squares} of the image",
-                mask_unit,
-            )
+            expected = f"smaller squares: a mask_ratio of {mask_ratio} hides all {squares} of the image"
+            raise arguments.invalid("mask_unit", expected, mask_unit)
         self.add_linear_head(self.encoder.patch_dim, "pixel_head")
 
     def draw(self, batch_size, seed):

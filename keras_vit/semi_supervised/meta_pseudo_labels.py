@@ -166,10 +166,8 @@ class MetaPseudoLabels(TrainingWrapper):
         inputs, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:
             shapes = [getattr(part, "shape", None) for part in keras.tree.flatten((inputs, labels))]
-            raise ValueError(
-                "Expected batches of ((images, unlabelled, augmented), labels), with integers (batch,) as labels. "
-                f"Received: shapes {shapes}"
-            )
+            expected = "batches of ((images, unlabelled, augmented), labels), with integers (batch,) as labels"
+            raise ValueError(f"Expected {expected}. Received: shapes {shapes}")
         images, unlabelled, augmented = inputs
         (drawn, before, growth), state = self._call(state, self._begin, images, labels, augmented)
         logs, state = _step(super().train_step, state, (augmented, drawn))

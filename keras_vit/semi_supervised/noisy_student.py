@@ -93,8 +93,6 @@ def _labels(path, teacher, images, labelling):
     here = {name: parameter.default for name, parameter in inspect.signature(pseudo_labels).parameters.items()}
     here |= {**labelling, "sha256": described(teacher)["sha256"]}
     if different := [key for key in here if key in saved and saved[key] != here[key]]:
-        raise ValueError(
-            f"{str(path)!r} is of another run, with another {' and '.join(different)}. Give another `folder`, or "
-            f"delete {str(path.parent.parent)!r} to start over."
-        )
+        advice = f"Give another `folder`, or delete {str(path.parent.parent)!r} to start over."
+        raise ValueError(f"{str(path)!r} is of another run, with another {' and '.join(different)}. {advice}")
     return labels

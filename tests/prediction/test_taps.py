@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from keras_vit.inspection import (
+    attention,
     attention_distance,
     attention_maps,
     attention_rollout,
@@ -14,8 +15,7 @@ from keras_vit.inspection import (
     patch_layout,
     position_similarity,
 )
-from keras_vit.inspection.attention import weights_of_blocks
-from keras_vit.prediction.taps import AttentionTaps
+from keras_vit.prediction.taps import AttentionTaps, to_numpy
 from tests.errors import refuses
 from tests.inspection import reference
 
@@ -148,13 +148,18 @@ def test_inspection_in_half_precision(policy, plain):
         np.testing.assert_allclose(actual, expected[name], atol=atol, err_msg=name)
 
 
-def test_weights_of_one_block_are_held_at_a_time():
+def test_distance_holds_weights_of_one_block_at_a_time(monkeypatch):
     model, images = reference.build(num_layers=4)
     held, alive = [], []
-    for scores in weights_of_blocks(AttentionTaps(model), images):
+
+    def tracked(weights):
+        scores = to_numpy(weights)
         held.append(weakref.ref(scores))
         alive.append(sum(array() is not None for array in held))
-        del scores
+        return scores
+
+    monkeypatch.setattr(attention, "to_numpy", tracked)
+    attention_distance(model, images)
     assert len(alive) == 4 and max(alive) <= 2
 
 
