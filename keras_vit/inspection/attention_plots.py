@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.images.figures import finish, new_figure, new_panels, show
+from keras_vit.inspection.inputs import shaped
 from keras_vit.inspection.overlays import attention_overlay, images_and_attention
 
 
@@ -76,9 +77,7 @@ def plot_attention_maps(
 
     >>> plot_attention_maps(raw_images[0], attention_maps(model, images)[0], "heads.png")  # doctest: +SKIP
     """
-    attention = np.asarray(ops.convert_to_numpy(attention), "float32")
-    if attention.ndim != 3 or attention.shape[1] != attention.shape[2]:
-        raise ValueError(f"Expected `attention` (num_heads, num_tokens, num_tokens). Received: shape {attention.shape}")
+    attention = shaped("attention", attention, "num_heads, num_tokens, num_tokens")
     num_heads, num_tokens, _ = attention.shape
     rows, columns = grid_size or (math.isqrt(num_tokens),) * 2
     num_prefix = num_tokens - rows * columns
@@ -120,10 +119,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5, the figure of spatial attention.
     """
-    attention = np.asarray(ops.convert_to_numpy(attention), "float32")
-    if attention.ndim != 3 or not len(attention):
-        raise ValueError(f"Expected `attention` of shape (num_tokens, rows, columns). Received: {attention.shape}")
-    figure, _ = _heat(image, attention, "token")
+    figure, _ = _heat(image, shaped("attention", attention, "num_tokens, rows, columns"), "token")
     figure.suptitle("Pixels that each visual token reads", fontsize=11)
     return finish(figure, path)
 
@@ -150,9 +146,7 @@ def plot_attention_distance(distance, path: str | os.PathLike | None = None):
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 right.
     """
-    distance = np.asarray(ops.convert_to_numpy(distance), "float32")
-    if distance.ndim != 2 or not distance.size:
-        raise ValueError(f"Expected `distance` of shape (num_blocks, num_heads). Received: shape {distance.shape}")
+    distance = shaped("distance", distance, "num_blocks, num_heads")
     figure = new_figure(6.2, 4.2)
     axes = figure.subplots()
     for head, of_blocks in enumerate(distance.T):

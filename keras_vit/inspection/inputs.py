@@ -60,6 +60,15 @@ def collect(name, value, depth, parts, compute):
     return joined[0] if isinstance(value, numbers.Integral) else joined
 
 
+def shaped(name, value, axes):
+    """Returns a float32 array; raises if it is empty or does not have the axes, of which equal names are as long."""
+    array, names, sides = np.asarray(ops.convert_to_numpy(value), "float32"), axes.split(", "), {}
+    same = all(sides.setdefault(axis, side) == side for axis, side in zip(names, array.shape, strict=False))
+    if array.ndim != len(names) or not array.size or not same:
+        raise ValueError(f"Expected `{name}` of shape ({axes}). Received: shape {array.shape}")
+    return array
+
+
 def class_indices(name, classes, names):
     """Converts an array of class names to their positions in `names`; integers stay unchanged."""
     classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)

@@ -24,7 +24,7 @@ from keras_vit.inspection.weights import (
     position_similarity,
 )
 from keras_vit.layers import PositionEmbedding
-from keras_vit.prediction.classes import gives_features, postprocess_kind
+from keras_vit.prediction.classes import gives_classes
 from keras_vit.prediction.classify import classify, read_image
 from keras_vit.prediction.preprocessing import scaled
 from keras_vit.prediction.taps import AttentionTaps, sublayers
@@ -106,9 +106,7 @@ def _image_sections(taps, paths, arrays, top):
         yield f"<h3>{html.escape(os.fsencode(os.path.basename(path)).decode(errors='replace'))}</h3>"
         yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
         best = None
-        # The table of classes needs a single output of shape (batch, classes).
-        is_vector = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
-        if is_vector and postprocess_kind(model) is not None and not gives_features(model):
+        if gives_classes(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
             best = classes[0][1]
             yield _predictions(classes)
@@ -175,11 +173,9 @@ def _predictions(classes):
 def _figure(figure, caption):
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    source = base64.b64encode(buffer.getvalue()).decode("ascii")
-    caption = html.escape(caption)
-    return (
-        f'<figure><img src="data:image/png;base64,{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
-    )
+    source, caption = base64.b64encode(buffer.getvalue()).decode("ascii"), html.escape(caption)
+    picture = f'<img src="data:image/png;base64,{source}" alt="{caption}">'
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _size(sides):

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.images.figures import finish, new_figure, new_panels, show
+from keras_vit.inspection.inputs import shaped
 from keras_vit.layers import ImageNormalization, PatchEmbedding, PositionEmbedding
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 from keras_vit.prediction.taps import only_one, sublayers
@@ -89,9 +90,7 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 left.
     """
-    filters = np.asarray(ops.convert_to_numpy(filters), "float32")
-    if filters.ndim != 4 or not filters.size:
-        raise ValueError(f"Expected `filters` of shape (number, height, width, channels). Received: {filters.shape}")
+    filters = shaped("filters", filters, "number, height, width, channels")
     shown = filters[..., :3] if filters.shape[-1] >= 3 else filters[..., :1]
     shown = 0.5 + 0.5 * shown / np.maximum(np.abs(shown).max(axis=(1, 2, 3), keepdims=True), 1e-30)
     across = min(7, len(filters))
@@ -111,10 +110,7 @@ def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 centre.
     """
-    similarity = np.asarray(ops.convert_to_numpy(similarity), "float32")
-    if similarity.ndim != 4 or similarity.shape[:2] != similarity.shape[2:] or not similarity.size:
-        expected = "`similarity` of shape (rows, columns, rows, columns)"
-        raise ValueError(f"Expected {expected}. Received: shape {similarity.shape}")
+    similarity = shaped("similarity", similarity, "rows, columns, rows, columns")
     rows, columns = similarity.shape[:2]
     # matplotlib needs a minute for hundreds of panels, so draw one mosaic.
     gap = max(1, round(max(rows, columns) / 7))
