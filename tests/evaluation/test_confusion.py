@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import classification_report, plot_confusion_matrix, write_confusion_matrix
+from tests.errors import refuses
 from tests.tiny import build
 
 IMAGES = np.linspace(0, 255, 5 * 16 * 16 * 3).reshape(5, 16, 16, 3)
@@ -39,8 +40,7 @@ def test_mistakes_come_from_batches_in_pixels():
 @pytest.mark.parametrize("options", [{"task": "multi_label"}, {"task": "regression"}, {"num_classes": 1}])
 def test_report_refuses_models_without_exclusive_classes(options):
     model = build(**{"num_classes": 3, **options})
-    with pytest.raises(ValueError, match="Expected a (classifier|model) of"):
-        classification_report(model, (IMAGES / 255, np.zeros(5, int)), verbose=0)
+    refuses("Expected a (classifier|model) of", classification_report, model, (IMAGES / 255, np.zeros(5, int)))
 
 
 def test_confusion_matrix_is_written_and_plotted(tmp_path):
@@ -50,5 +50,4 @@ def test_confusion_matrix_is_written_and_plotted(tmp_path):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a,b", "c"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25], [0, 1]])
     assert keras.utils.load_img(tmp_path / "a.png").size[0] > 100
-    with pytest.raises(ValueError, match=r"`matrix`. Expected counts of shape .* Received: shape \(1, 2\)"):
-        plot_confusion_matrix([[1, 2]])
+    refuses(r"`matrix`. Expected counts of shape .* Received: shape \(1, 2\)", plot_confusion_matrix, [[1, 2]])

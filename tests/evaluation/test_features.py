@@ -102,14 +102,13 @@ def test_features_refuse_invalid_data(model, data, match):
 
 def test_features_refuse_endless_dataset(model):
     tf = pytest.importorskip("tensorflow", reason="it makes endless datasets")
-    with pytest.raises(ValueError, match="one that repeats"):
-        extract_features(model, tf.data.Dataset.from_tensors((IMAGES, LABELS)).repeat(), verbose=0)
+    refuses("one that repeats", extract_features, model, tf.data.Dataset.from_tensors((IMAGES, LABELS)).repeat())
 
 
 def test_features_refuse_invalid_options(model):
-    with pytest.raises(ValueError, match="one vector per image.*17, 12"):
-        extract_features(build(pooling="none", num_classes=0), (IMAGES, LABELS), verbose=0)
-    with pytest.raises(ValueError, match="`layer`. Expected one of .*'block_00'.*Received: 'block_09'"):
-        extract_features(model, (IMAGES, LABELS), layer="block_09", verbose=0)
-    refuses("`batch_size`", extract_features, model, (IMAGES, LABELS), batch_size=0, verbose=0)
-    refuses("`verbose`", extract_features, model, (IMAGES, LABELS), verbose=2)
+    data = IMAGES, LABELS
+    tokens = build(pooling="none", num_classes=0)
+    refuses("one vector per image.*17, 12", extract_features, tokens, data, verbose=0)
+    refuses("`layer`. Expected one of .*'block_00'.*'block_09'", extract_features, model, data, layer="block_09")
+    refuses("`batch_size`", extract_features, model, data, batch_size=0, verbose=0)
+    refuses("`verbose`", extract_features, model, data, verbose=2)

@@ -4,7 +4,6 @@ import pytest
 from keras_vit.evaluation import knn, knn_accuracy
 from tests.errors import refuses
 from tests.evaluation.arrays import blobs
-from tests.tiny import build
 
 TRAIN, TEST = blobs(80, spread=2), blobs(150, seed=1, spread=2)
 
@@ -23,11 +22,6 @@ def test_knn_accuracy_matches_scikit_learn(k, temperature, monkeypatch):
 def test_knn_low_temperature_does_not_overflow():
     nearest = knn_accuracy(None, TRAIN, TEST, k=1)
     assert knn_accuracy(None, TRAIN, TEST, k=5, temperature=1e-5) == nearest
-
-
-def test_knn_accuracy_of_model():
-    images, labels = np.random.default_rng(0).normal(size=(6, 16, 16, 3)).astype("float32"), np.arange(6) % 3
-    assert knn_accuracy(build(), (images, labels), (images, labels), k=1, batch_size=4, verbose=0) == 1
 
 
 def test_knn_refuses_invalid_options():

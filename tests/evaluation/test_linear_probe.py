@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit.evaluation import linear_probe_accuracy
+from tests.errors import refuses
 from tests.evaluation.arrays import blobs
 from tests.tiny import build
 
@@ -56,7 +57,6 @@ def test_linear_probe_of_model_gives_weights_of_head():
 
 def test_linear_probe_refuses_invalid_options():
     for name, value in (("l2", 0), ("l2", ()), ("validation_split", 0), ("seed", -1), ("seed", 0.5)):
-        with pytest.raises(ValueError, match=f"`{name}`"):
-            linear_probe_accuracy(None, None, None, **{name: value})
-    with pytest.raises(ValueError, match="two images or more to choose `l2` on. Received: 1"):
-        linear_probe_accuracy(None, (TRAIN[0][:1], TRAIN[1][:1]), TEST)
+        refuses(f"`{name}`", linear_probe_accuracy, None, None, None, **{name: value})
+    one = TRAIN[0][:1], TRAIN[1][:1]
+    refuses("two images or more to choose `l2` on. Received: 1", linear_probe_accuracy, None, one, TEST)

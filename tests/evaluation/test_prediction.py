@@ -72,8 +72,8 @@ def test_predict_refuses_invalid_data_tta_or_model():
         (7, None, "`data`.*Received: 'int'"),
     ):
         refuses(message, predict, model, data, tta=tta, verbose=0)
-    with pytest.raises(ValueError, match="`tta`.*any size.*Received: 'five_crop'"):
-        predict(build(image_size=(None, None)), LARGE, tta="five_crop", verbose=0)
+    any_size = build(image_size=(None, None))
+    refuses("`tta`.*any size.*Received: 'five_crop'", predict, any_size, LARGE, tta="five_crop", verbose=0)
     refuses("outputs features", predict, build(num_classes=0), IMAGES)
     model.compile("sgd", "mse")
     refuses("task='regression'", predict, model, IMAGES)
@@ -89,8 +89,8 @@ def test_predict_refuses_dataset_with_broken_image(tmp_path):
     data = keras_vit.data.from_dataframe(table, **options)
     assert all(predict(model, data, tta=tta, verbose=0).shape == (3, 5) for tta in (None, "flip"))
     (tmp_path / "1.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"3 images.*Received: 2 images; broken: .*1\.png"):
-        predict(model, keras_vit.data.from_dataframe(table, **options), verbose=0)
+    data = keras_vit.data.from_dataframe(table, **options)
+    refuses(r"3 images.*Received: 2 images; broken: .*1\.png", predict, model, data, verbose=0)
 
 
 def test_ensemble_of_arrays_is_weighted_mean():

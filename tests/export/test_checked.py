@@ -94,19 +94,12 @@ def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):
     assert (path.read_text(), side.read_text()) == ("model", "float32")
 
 
-@pytest.mark.parametrize(
-    "path, arguments, message",
-    [
-        ("model.y", {}, "to end in '.x'"),
-        ("model.x", {"precision": "int4"}, "`precision`"),
-        ("model.x", {"precision": "bfloat16", "precisions": ("float32",)}, "Expected one of 'float32'. Received"),
-        ("model.x", {"labels": [1]}, "Expected `images`"),
-    ],
-)
-def test_invalid_argument_is_named(model, tmp_path, path, arguments, message):
-    refuses(message, check, model, tmp_path / path, None, **arguments)
-
-
-def test_missing_packages_are_listed_for_pip(model, tmp_path):
-    with pytest.raises(ImportError, match="pip install no-such-a no-such-b"):
-        check(model, tmp_path / "model.x", None, packages=("sys", "no_such_a", "no_such_b"))
+def test_invalid_argument_or_missing_package_is_named(model, tmp_path):
+    refuses("to end in '.x'", check, model, tmp_path / "model.y", None)
+    for arguments, message in (
+        ({"precision": "int4"}, "`precision`"),
+        ({"precision": "bfloat16", "precisions": ("float32",)}, "Expected one of 'float32'. Received"),
+        ({"labels": [1]}, "Expected `images`"),
+        ({"packages": ("sys", "no_such_a", "no_such_b"), "error": ImportError}, "pip install no-such-a no-such-b"),
+    ):
+        refuses(message, check, model, tmp_path / "model.x", None, **arguments)

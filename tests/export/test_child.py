@@ -104,8 +104,8 @@ def test_layers_defined_in_functions_are_refused_with_advice():
     x = keras.Input((3,))
     dense = keras.layers.Dense(2, activation=local)
     for layer, name in ((Local(), "Local"), (dense, "local")):
-        with pytest.raises(ValueError, match=f"Received: '{name}', .* not at the top of a file.*custom_module"):
-            custom_objects(keras.Model(x, layer(x)))
+        expected = f"Received: '{name}', .* not at the top of a file.*custom_module"
+        refuses(expected, custom_objects, keras.Model(x, layer(x)))
 
 
 def test_layers_of_keras_and_keras_vit_need_no_module():
@@ -114,8 +114,7 @@ def test_layers_of_keras_and_keras_vit_need_no_module():
 
 
 def test_backend_that_is_not_installed_is_named():
-    with pytest.raises(ImportError, match="nothing is not installed: pip install nothing"):
-        run_in_child(shapes, None, backend="nothing")
+    refuses("is not installed: pip install nothing", run_in_child, shapes, None, backend="nothing", error=ImportError)
 
 
 @pytest.mark.long

@@ -203,11 +203,8 @@ def test_read_labels_from_list_and_file(tmp_path):
     (tmp_path / "labels.txt").write_text("a b\nc\n", encoding="utf-8")
     assert serving.read_labels(tmp_path / "labels.txt", 2) == ["a b", "c"]
     assert serving.read_labels(("x", "y"), 2) == ["x", "y"]
-
-
-@pytest.mark.parametrize("labels", [["a", ""], ["a", "b\rc"], ["a\n", "b"]])
-def test_read_labels_other_than_one_line_raises(labels):
-    refuses("labels.*one line", serving.read_labels, labels, 2)
+    for labels in (["a", ""], ["a", "b\rc"], ["a\n", "b"]):
+        refuses("labels.*one line", serving.read_labels, labels, 2)
 
 
 @pytest.mark.parametrize("name", ["latest", "v1", "²", "1.5"])

@@ -6,6 +6,7 @@ from keras_vit import export
 from keras_vit.export.parity import model_outputs
 from keras_vit.layers import kernels
 from tests import tiny
+from tests.errors import refuses
 
 if keras.backend.backend() == "jax":
     pytest.skip("no test runs on JAX, and OpenVINO takes seconds to import", allow_module_level=True)
@@ -25,8 +26,12 @@ def images_alone(count, limit=1):
     return np.random.default_rng(0).uniform(-limit, limit, (count, 16, 16, 3)).astype("float32")
 
 
-def operations(path):
-    return openvino.Core().read_model(path).get_ops()
+def operations(path, kind):
+    return [op for op in openvino.Core().read_model(path).get_ops() if op.get_type_name() == kind]
+
+
+def kind_of_input(operation, i):
+    return operation.input_value(i).get_node().get_type_name()
 
 
 def test_openvino_returns_outputs_by_name_for_any_batch(tmp_path):
@@ -98,7 +103,7 @@ def test_static_int8_quantizes_products_and_keeps_top1(tmp_path):
     # Scales of channels would fit these images only.
     assert "nncf_smooth_quant" not in (tmp_path / "vit.xml").read_text()
     # The tokens and the four kernels of a block are quantized.
-    assert [op.get_type_name() for op in operations(tmp_path / "vit.xml")].count("FakeQuantize") >= 4
+    assert len(operations(tmp_path / "vit.xml", "FakeQuantize")) >= 4
     for count in (1, 5):
         assert compiled(tmp_path / "vit.xml")(images[:count])["outputs"].shape == (count, 5)
 
@@ -110,13 +115,9 @@ def test_static_int8_range_covers_every_calibration_image(tmp_path):
     # The mean of all ranges would clip this image to a tenth.
     images[0] *= 20
     export.openvino(tiny.build(**WIDE), tmp_path / "vit.xml", precision="int8_static", images=images)
-    (of_images,) = [
-        op
-        for op in operations(tmp_path / "vit.xml")
-        if op.get_type_name() == "FakeQuantize"
-        and op.input_value(0).get_node().get_type_name() != "Constant"
-        and "patch_embedding" in "".join(t.get_node().get_friendly_name() for t in op.output(0).get_target_inputs())
-    ]
+    quantized = [op for op in operations(tmp_path / "vit.xml", "FakeQuantize") if kind_of_input(op, 0) != "Constant"]
+    readers = [[x.get_node().get_friendly_name() for x in op.output(0).get_target_inputs()] for op in quantized]
+    (of_images,) = (op for op, names in zip(quantized, readers, strict=True) if "patch_embedding" in "".join(names))
     assert np.max(of_images.input_value(2).get_node().data) == pytest.approx(images.max(), rel=0.05)
 
 
@@ -130,11 +131,7 @@ def test_static_int8_leaves_dense_layer_with_outliers_in_float(tmp_path, monkeyp
     bias.assign(500.0 * (np.arange(192) == 7))
     options = {"precision": "int8_static", "images": images_alone(8), "tolerance": 5}
     export.openvino(model, tmp_path / "vit.xml", **options)
-    (in_float,) = [
-        op
-        for op in operations(tmp_path / "vit.xml")
-        if op.get_type_name() == "MatMul" and op.input_value(1).get_node().get_type_name() == "Constant"
-    ]
+    (in_float,) = (op for op in operations(tmp_path / "vit.xml", "MatMul") if kind_of_input(op, 1) == "Constant")
     # Only the second layer of the MLP has an input of the MLP's width.
     assert "block_00" in in_float.get_friendly_name() and in_float.input_value(0).get_partial_shape()[-1] == 192
 
@@ -153,12 +150,12 @@ def test_static_int8_heads_that_share_an_output_as_input(tmp_path):
 
 
 def test_precision_beyond_format_or_images_raises(tmp_path):
-    with pytest.raises(ValueError, match="Expected `images` to calibrate with for precision='int8_static'"):
-        export.openvino(tiny.build(), tmp_path / "vit.xml", precision="int8_static")
-    with pytest.raises(ValueError, match="`precision`. Expected one of"):
-        export.onnx(tiny.build(), tmp_path / "vit.onnx", precision="int8_static")
-    with pytest.raises(ValueError, match="`precision`. Expected one of 'float32', 'float16', 'int8'. Received"):
-        export.litert(tiny.build(), tmp_path / "vit.tflite", precision="bfloat16")
+    for write, name, precision, message in (
+        (export.openvino, "vit.xml", "int8_static", "Expected `images` to calibrate with for precision='int8_static'"),
+        (export.onnx, "vit.onnx", "int8_static", "`precision`. Expected one of"),
+        (export.litert, "vit.tflite", "bfloat16", "one of 'float32', 'float16', 'int8'. Received"),
+    ):
+        refuses(message, write, tiny.build(), tmp_path / name, precision=precision)
     assert not list(tmp_path.iterdir())
 
 

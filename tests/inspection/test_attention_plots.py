@@ -93,11 +93,11 @@ def test_attention_plots_refuse_invalid_arguments(tmp_path):
     refuses("2 `titles`, one for each image. Received: 1", plot_attention_rollout, images, attention, titles=["one"])
     refuses("Expected a .png file", plot_attention_rollout, images, attention, tmp_path / "rollout.pdf")
     refuses(r"\(num_heads, num_tokens, num_tokens\)", plot_attention_maps, images[0], np.zeros((2, 5, 4)))
-    with pytest.raises(ValueError, match=r"`grid_size` of at most 5 patches. Received: grid_size=\(2, 3\)"):
-        plot_attention_maps(images[0], np.zeros((2, 5, 5)), grid_size=(2, 3))
+    maps = images[0], np.zeros((2, 5, 5))
+    refuses(r"at most 5 patches. Received: grid_size=\(2, 3\)", plot_attention_maps, *maps, grid_size=(2, 3))
     # Without `grid_size`, the patches must form a square.
     for num_tokens in (6, 7, 8, 12):
-        with pytest.raises(ValueError, match=rf"`grid_size`, .* Received: grid_size=None for {num_tokens} tokens"):
-            plot_attention_maps(images[0], np.zeros((2, num_tokens, num_tokens)))
-    refuses("one of 5 tokens. Received: query=5", plot_attention_maps, images[0], np.zeros((2, 5, 5)), query=5)
+        expected = f"`grid_size`, .* Received: grid_size=None for {num_tokens} tokens"
+        refuses(expected, plot_attention_maps, images[0], np.zeros((2, num_tokens, num_tokens)))
+    refuses("one of 5 tokens. Received: query=5", plot_attention_maps, *maps, query=5)
     refuses(r"\(num_blocks, num_heads\)", plot_attention_distance, np.zeros(3))

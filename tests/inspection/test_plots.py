@@ -73,13 +73,9 @@ def test_predictions_plot_has_panel_per_image(channels, tmp_path):
     images, labels, probabilities = predictions(channels)
     figure = plot_predictions(images, labels, probabilities, NAMES, tmp_path / "predictions.png")
     assert read_png(tmp_path / "predictions.png").size
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == [
-        "cat (80%)\ntrue: cat",
-        "dog (80%)\ntrue: dog",
-        "sea horse (80%)\ntrue: sea horse",
-        "dog (80%)\ntrue: cat",
-    ]
+    pairs = [("cat", "cat"), ("dog", "dog"), ("sea horse", "sea horse"), ("dog", "cat")]
+    titles = [f"{predicted} (80%)\ntrue: {true}" for predicted, true in pairs]
+    assert [axes.get_title() for axes in figure.axes] == titles
     red = matplotlib.colors.to_rgb("#d62728")
     for axes, image, wrong in zip(figure.axes, images, [False, False, False, True], strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), image[..., 0] if channels == 1 else image)
@@ -100,10 +96,8 @@ def test_predictions_plot_takes_names_of_model():
     images, labels, probabilities = predictions()
     model = tiny.build(num_classes=3, class_names=NAMES)
     figure = plot_predictions(images, [NAMES[label] for label in labels], probabilities, model)
-    assert [axes.get_title() for axes in figure.axes][2:] == [
-        "sea horse (80%)\ntrue: sea horse",
-        "dog (80%)\ntrue: cat",
-    ]
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[2:] == ["sea horse (80%)\ntrue: sea horse", "dog (80%)\ntrue: cat"]
     refuses("`labels`. Expected names .*'seahorse'", plot_predictions, images, ["seahorse"] * 4, probabilities, model)
 
 

@@ -4,12 +4,7 @@ import pytest
 from keras import ops
 from scipy.special import softmax
 
-from keras_vit.inspection import (
-    attention_overlay,
-    embedding_filters,
-    plot_token_attention,
-    token_attention_maps,
-)
+from keras_vit.inspection import attention_overlay, embedding_filters, plot_token_attention, token_attention_maps
 from tests import tiny
 from tests.errors import refuses
 from tests.models.vt_resnet.test_model import build
@@ -58,14 +53,13 @@ def test_token_attention_of_nested_mixed_precision_model():
 
 
 def test_token_attention_refuses_invalid_model_or_modules(plain):
-    with pytest.raises(ValueError, match="VT-ResNet of this package, with layers of type VTModule. Received: model"):
-        token_attention_maps(tiny.build(), X)
-    for modules in (2, -3, [0, 2], True, 0.5):
-        refuses("`modules`. Expected None, or integers below 2", token_attention_maps, plain, X, modules=modules)
+    expected = "VT-ResNet of this package, with layers of type VTModule. Received: model"
+    refuses(expected, token_attention_maps, tiny.build(), X)
+    refuses("`modules`. Expected None, or integers below 2", token_attention_maps, plain, X, modules=2)
     refuses("Expected a model with one layer of type PatchEmbedding", embedding_filters, plain)
     inputs = [keras.Input((32, 41, 3)) for _ in range(2)]
-    with pytest.raises(ValueError, match="blocks that run once. Received: 'vt_1' run again"):
-        token_attention_maps(keras.Model(inputs, plain(inputs[0]) + plain(inputs[1])), [X, X])
+    two = keras.Model(inputs, plain(inputs[0]) + plain(inputs[1]))
+    refuses("blocks that run once. Received: 'vt_1' run again", token_attention_maps, two, [X, X])
 
 
 def test_token_attention_plot_has_panel_per_token(plain, tmp_path):
@@ -78,5 +72,4 @@ def test_token_attention_plot_has_panel_per_token(plain, tmp_path):
     np.testing.assert_array_equal(np.asarray(figure.axes[1].get_images()[1].get_array()), maps[0, 1])
     assert (tmp_path / "tokens.png").stat().st_size > 1000
     assert attention_overlay(pictures, maps[:, 0]).shape == pictures.shape
-    with pytest.raises(ValueError, match="Expected `attention` of shape .num_tokens, rows, columns.. Received: "):
-        plot_token_attention(pictures[0], maps)
+    refuses("`attention` of shape .num_tokens, rows, columns.. Received: ", plot_token_attention, pictures[0], maps)

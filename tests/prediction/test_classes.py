@@ -31,12 +31,9 @@ def test_decode_predictions_best_first():
     assert [(wnid, round(score, 4)) for wnid, _, score in second] == [("n15075141", 0.6), ("n01443537", 0.2)]
 
 
-def test_decode_predictions_refuses_logits():
+def test_decode_predictions_refuses_logits_shapes_and_top():
     for bad in (np.random.default_rng(0).normal(size=(1, 1000)), np.zeros((1, 1000)), np.full((1, 1000), np.nan)):
         refuses("softmax", keras_vit.decode_predictions, bad)
-
-
-def test_decode_predictions_refuses_other_shapes_and_top():
     for shape in ((1000,), (1, 999), (1, 1, 1000)):
         refuses(r"shape \(batch, 1000\)", keras_vit.decode_predictions, np.full(shape, 0.001))
     for top in (0, 1001):

@@ -4,16 +4,15 @@ import pytest
 
 from keras_vit.pretraining import SimMIM
 from tests import tiny
+from tests.errors import refuses
 from tests.pretraining.images import numpy_patches, raw_images
 
 RNG = np.random.default_rng(0)
 
 
 def test_loss_equals_numpy():
-    model = SimMIM(
-        tiny.build(image_size=(17, 24), preprocessing={"mean": 0.4, "std": 0.3}, include_preprocessing=True),
-        mask_unit=8,
-    )
+    options = {"preprocessing": {"mean": 0.4, "std": 0.3}, "include_preprocessing": True}
+    model = SimMIM(tiny.build(image_size=(17, 24), **options), mask_unit=8)
     raw = raw_images(2, 17, 24)
     prediction = RNG.normal(size=(2, 24, 48)).astype("float32")
     mask = RNG.random((2, 24)) < 0.5
@@ -42,10 +41,8 @@ def test_masked_pixels_do_not_change_the_prediction():
 
 
 def test_reconstruction_shows_predicted_pixels():
-    model = SimMIM(
-        tiny.build(preprocessing={"mean": (0.2, 0.4, 0.5), "std": (0.1, 0.3, 0.2)}, include_preprocessing=True),
-        mask_unit=8,
-    )
+    constants = {"mean": (0.2, 0.4, 0.5), "std": (0.1, 0.3, 0.2)}
+    model = SimMIM(tiny.build(preprocessing=constants, include_preprocessing=True), mask_unit=8)
     model.head.set_weights([np.zeros((12, 48)), np.tile([1.0, 0.5, -0.5], 16)])
     images = raw_images(3)
     original, masked, prediction = model.reconstruct(images, seed=0)
@@ -67,13 +64,9 @@ def test_default_mask_unit_fits_the_image(image_size, patch_size, unit):
     assert SimMIM(backbone).mask_unit == unit
 
 
-@pytest.mark.parametrize("options", [{"mask_unit": 16}, {"mask_unit": 8, "mask_ratio": 0.8}])
-def test_mask_of_the_whole_image_is_refused(options):
-    with pytest.raises(ValueError, match=r"`mask_unit`. Expected smaller squares: .* hides all"):
-        SimMIM(tiny.build(image_size=16), **options)
-
-
-def test_mask_unit_is_whole_patches():
-    with pytest.raises(ValueError, match=r"`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"):
-        SimMIM(tiny.build(), mask_unit=6)
+def test_mask_unit_is_whole_patches_but_not_the_image():
+    for options in ({"mask_unit": 16}, {"mask_unit": 8, "mask_ratio": 0.8}):
+        refuses("`mask_unit`. Expected smaller squares: .* hides all", SimMIM, tiny.build(), **options)
+    expected = "`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"
+    refuses(expected, SimMIM, tiny.build(), mask_unit=6)
     assert SimMIM(tiny.build(), mask_unit=(4, 8)).mask_unit == (4, 8)

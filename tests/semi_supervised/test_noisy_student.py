@@ -108,11 +108,8 @@ def test_each_student_becomes_the_next_frozen_teacher(tmp_path):
 
     assert run(tmp_path, watched, teacher=teachers[0]) is teachers[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round_1", "round_2"]
-    assert sorted(path.name for path in (tmp_path / "round_2").iterdir()) == [
-        "checkpoints",
-        "pseudo_labels.npz",
-        "student.keras",
-    ]
+    names = sorted(path.name for path in (tmp_path / "round_2").iterdir())
+    assert names == ["checkpoints", "pseudo_labels.npz", "student.keras"]
 
 
 def test_seed_determines_each_new_student(tmp_path):
