@@ -60,21 +60,18 @@ def few_shot_accuracy(
     if unknown := sorted(set(test_labels) - set(labels)):
         raise invalid("train", "images of each class that is tested", f"none of {', '.join(map(str, unknown[:10]))}")
     verbose = options.get("verbose", 1)
-    accuracies, chosen = [], []
+    by_seed, chosen, accuracies = {}, {}, []
     count = len(seeds) * len(strengths)
     with Progress(count, "classifier", "classifiers", title="Fitting linear classifiers", verbose=verbose) as progress:
         for seed in seeds:
             rows = _draw(labels, shots, seed)
             of_seed, errors = _fit(x[rows], labels[rows], test_x, test_labels, strengths, progress)
+            best = int(np.argmin(errors))
+            by_seed[seed], chosen[seed] = of_seed[best], strengths[best]
             accuracies.append(of_seed)
-            chosen.append(int(np.argmin(errors)))
-    by_seed = {seed: row[i] for seed, row, i in zip(seeds, accuracies, chosen, strict=True)}
-    return {
-        "accuracy": float(np.mean(list(by_seed.values()))),
-        "by_seed": by_seed,
-        "l2": {seed: strengths[i] for seed, i in zip(seeds, chosen, strict=True)},
-        "by_l2": dict(zip(strengths, np.mean(accuracies, axis=0).tolist(), strict=True)),
-    }
+    by_strength = dict(zip(strengths, np.mean(accuracies, axis=0).tolist(), strict=True))
+    mean = float(np.mean(list(by_seed.values())))
+    return {"accuracy": mean, "by_seed": by_seed, "l2": chosen, "by_l2": by_strength}
 
 
 def _fit(x, labels, test_x, test_labels, strengths, progress):

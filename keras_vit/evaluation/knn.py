@@ -14,13 +14,7 @@ CHUNK = 1024
 
 
 def knn_accuracy(
-    model: keras.Model | None,
-    train: Any,
-    test: Any,
-    *,
-    k: int = 20,
-    temperature: float = 0.07,
-    **options: Any,
+    model: keras.Model | None, train: Any, test: Any, *, k: int = 20, temperature: float = 0.07, **options: Any
 ) -> float:
     """Measures the accuracy, in [0, 1], of a k-nearest-neighbor classifier on a model's frozen features.
 
@@ -56,11 +50,11 @@ def knn_accuracy(
     x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
     if len(x) < k:
         raise invalid("k", f"at most {len(x)}, the number of training images", k)
-    x, test_x = _unit(x), _unit(test_x)
+    # Features of zeros stay zeros.
+    x, test_x = (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12) for part in (x, test_x))
     right = 0
-    progress = Progress(
-        len(test_x), "image", "images", title="Finding the nearest neighbors", verbose=options.get("verbose", 1)
-    )
+    title, verbose = "Finding the nearest neighbors", options.get("verbose", 1)
+    progress = Progress(len(test_x), "image", "images", title=title, verbose=verbose)
     for start in progress.over(range(0, len(test_x), CHUNK), lambda start: min(CHUNK, len(test_x) - start)):
         similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
@@ -71,8 +65,3 @@ def knn_accuracy(
         np.add.at(votes, (np.arange(len(nearest))[:, None], labels[nearest]), weights)
         right += int((votes.argmax(axis=1) == test_labels[start : start + CHUNK]).sum())
     return right / len(test_labels)
-
-
-def _unit(features):
-    """Scales features to length 1; zeros stay zeros."""
-    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)

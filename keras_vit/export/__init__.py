@@ -6,14 +6,5 @@ from keras_vit.export.saved_files import describe
 from keras_vit.export.serving import saved_model
 from keras_vit.export.torch_formats import torch_module
 
-__all__ = [
-    "ParityError",
-    "describe",
-    "litert",
-    "onnx",
-    "openvino",
-    "saved_model",
-    "torch_export",
-    "torch_module",
-]
+__all__ = ["ParityError", "describe", "litert", "onnx", "openvino", "saved_model", "torch_export", "torch_module"]
 __dir__ = __all__.copy

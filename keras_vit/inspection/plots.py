@@ -44,11 +44,7 @@ def plot_history(history, path: str | os.PathLike | None = None):
 
 
 def plot_predictions(
-    images,
-    labels,
-    probabilities,
-    class_names: Sequence[str] | keras.Model,
-    path: str | os.PathLike | None = None,
+    images, labels, probabilities, class_names: Sequence[str] | keras.Model, path: str | os.PathLike | None = None
 ):
     """Plots a grid of images with true class, predicted class and its probability, and returns the figure.
 
