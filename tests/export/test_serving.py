@@ -19,6 +19,7 @@ from keras_vit.prediction.classify import read_images
 from tests.errors import refuses
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
+from tests.models.small import answers
 from tests.tiny import build
 
 LABELS = ["ant", "bee", "cat", "dog", "emu"]
@@ -65,10 +66,6 @@ def check_not_exported(message, model, path, error=ValueError, **options):
     """Checks that an export raises an error with this message and leaves no file."""
     refuses(message, export.saved_model, model, path, **options, error=error)
     assert not any(path.parent.iterdir())
-
-
-def answers(model, images):
-    return ops.convert_to_numpy(model(images, training=False))
 
 
 def test_signatures_equal_golden_description(folder):

@@ -5,13 +5,8 @@ import pytest
 import keras_vit
 from keras_vit.prediction.inputs import check_values, in_unit_range, input_range, is_arrays, num_batches, sliced
 from tests.errors import refuses
+from tests.prediction.test_preprocessing import IMAGENET, raw
 from tests.tiny import build
-
-IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-
-
-def raw():
-    return np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype("uint8")
 
 
 def test_range_of_plain_and_wrapped_models():
