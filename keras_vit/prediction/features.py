@@ -71,7 +71,5 @@ def check_every_patch(model, blocks):
     """Raises if a ViT drops patches, or one of these blocks merges or omits tokens."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
-        expected = (
-            "a model built with patch_dropout_rate=0 and token_merging=0, and without `num_outputs` of its blocks"
-        )
+        expected = "a model with patch_dropout_rate=0, token_merging=0, and without `num_outputs` of its blocks"
         raise ValueError(f"Expected {expected}. Received: model {model.name!r}. Build one and load the same weights.")
