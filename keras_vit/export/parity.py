@@ -20,10 +20,8 @@ def summary(report: dict) -> str:
     text = "Wrote {path} ({precision}, {0:.1f} MB): at most {difference:.1e} from the model on {num_checked} images."
     text = text.format(report["size"] / 1e6, **report)
     if (change := report["change"]) is not None:
-        text += "\nOn {num_images} images: outputs changed by at most {largest:.2e}, {mean:.2e} on average; ".format(
-            **change
-        )
-        text += f"same top-1 on {change['same_top1']}"
+        line = "On {num_images} images: outputs changed by at most {largest:.2e}, {mean:.2e} on average; same top-1 on "
+        text += "\n" + (line + "{same_top1}").format(**change)
         if "before" in change:
             text += f"; accuracy {change['before']:.4f} before, {change['after']:.4f} after"
     return text

@@ -31,9 +31,7 @@ def torch_module(model: keras.Model):
     ...     logits = module(torch.zeros(1, 224, 224, 3))
     """
     if keras.backend.backend() != "torch":
-        received = (
-            f"the backend {keras.backend.backend()!r}. `export.torch_export` writes a PyTorch program on any backend"
-        )
+        received = f"{keras.backend.backend()!r}. `export.torch_export` writes a program on any backend"
         raise ValueError(f"Expected a model built on PyTorch. Received: {received}.")
     import torch
 
