@@ -93,7 +93,8 @@ class AttentionTaps:
         """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
         num_prefix, readout = self.layout.num_prefix_tokens, self.readout or self._pooling()
         if readout == "token" and not num_prefix:
-            raise arguments.invalid("readout", f"'gap' for {self.model.name!r}, which has no class token", readout)
+            expected = f"'gap' for a model without a class token, such as {self.model.name!r}"
+            raise arguments.invalid("readout", expected, readout)
         if readout == "token_gap":
             return (rows[:, 0] + ops.mean(rows[:, num_prefix:], axis=1)) / 2
         if readout == "token":
