@@ -40,8 +40,9 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
     """
     embedding = only_one(model, PatchEmbedding)
     if any(layer.folded for layer in sublayers(model, ImageNormalization)):
-        received = f"model {model.name!r}; pass the one that fold_preprocessing was called on"
-        raise ValueError(f"Expected a model whose preprocessing is not folded. Received: {received}.")
+        expected = "a model whose preprocessing is not folded into its filters"
+        advice = "Pass the one that fold_preprocessing was called on."
+        raise ValueError(f"Expected {expected}. Received: model {model.name!r}. {advice}")
     root = next((layer for layer in sublayers(model, StandardizedConv2D) if layer.name == "root_conv"), None)
     kernel = ops.convert_to_numpy(embedding.kernel if root is None else root.standardized_kernel())
     *shape, num_filters = kernel.shape
