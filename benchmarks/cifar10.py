@@ -165,6 +165,7 @@ def main():
         "backend": keras.backend.backend(),
         "device": str(keras.distribution.list_devices()),
         "keras": keras.__version__,
+        "keras_vit": keras_vit.__version__,
         "python": platform.python_version(),
         "settings": {name: v for name, v in vars(args).items() if name not in ("data", "out", "workers")},
         "parameters": model.count_params(),

@@ -187,7 +187,13 @@ def main():
     test = tuple(array[: args.test_images] for array in load("test", args.data_dir))
     teacher, told = train_teacher(args, train, test)
     print(f"teacher: {told['accuracy']:.4f}")
-    content = {"settings": settings, "cpu_count": os.cpu_count(), "machine": platform.machine(), "runs": []}
+    content = {
+        "keras_vit": keras_vit.__version__,
+        "settings": settings,
+        "cpu_count": os.cpu_count(),
+        "machine": platform.machine(),
+        "runs": [],
+    }
     if args.out.exists():
         before = json.loads(args.out.read_text(encoding="utf-8"))
         if before["settings"] == settings and before["teacher"] == told:

@@ -172,7 +172,9 @@ def main():
                 ones = ones or curves(None, None, 1, 1)
                 row = {**row_of(backend, kind, name, curves(*how), ones), "blocks": args.blocks}
                 print({**row, "seconds": round(time.time() - start)}, flush=True)
-                found.append(row)
+                from keras_vit.version import __version__
+
+                found.append({**row, "keras_vit": __version__})
                 RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -117,6 +117,7 @@ def run_backend(args):
     import keras
 
     from keras_vit.files import replacing
+    from keras_vit.version import __version__
 
     path = args.out / f"export_{keras.backend.backend()}.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not args.again else {"cells": {}}
@@ -127,6 +128,7 @@ def run_backend(args):
     content |= {
         "num_parameters": model.count_params(),
         "backend": keras.backend.backend(),
+        "keras_vit": __version__,
         "machine": platform.machine(),
         "python": platform.python_version(),
         "versions": versions(),

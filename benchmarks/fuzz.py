@@ -479,7 +479,9 @@ def main():
     results |= {"minutes": round((time.monotonic() - start) / 60, 1), "failures": len(failures), "findings": findings}
 
     from keras_vit.files import replacing
+    from keras_vit.version import __version__
 
+    results["keras_vit"] = __version__
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(args.out) as draft:
         draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+import keras_vit
 from keras_vit.console import text_table
 from keras_vit.data import Crop
 from keras_vit.export.image_bytes import STATUSES, ImageReader
@@ -96,7 +97,8 @@ def main():
     print(text_table(["file", "bytes", *ways], cells))
     path = pathlib.Path(__file__).parent / "results" / "hostile_images.json"
     with replacing(path) as draft:
-        draft.write_text(json.dumps({"max_pixels": MAX_PIXELS, "milliseconds, decoded": rows}, indent=1) + "\n")
+        content = {"keras_vit": keras_vit.__version__, "max_pixels": MAX_PIXELS, "milliseconds, decoded": rows}
+        draft.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

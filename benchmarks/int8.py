@@ -131,6 +131,7 @@ def main():
         print(label, {**rows[-1], "ratio to float32": ratio and round(ratio["median"], 3)}, flush=True)
     packages = ("keras", "openvino", "nncf", "onnxruntime")
     facts = {
+        "keras_vit": keras_vit.__version__,
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "versions": {name: importlib.metadata.version(name) for name in packages},

@@ -97,9 +97,8 @@ def main():
                 runs.append(run)
                 print(*run.values())
                 with replacing(args.out) as draft:
-                    draft.write_text(
-                        json.dumps({"settings": settings, "runs": runs}, indent=1) + "\n", encoding="utf-8"
-                    )
+                    content = {"keras_vit": keras_vit.__version__, "settings": settings, "runs": runs}
+                    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

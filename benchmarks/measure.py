@@ -12,6 +12,7 @@ import time
 import keras
 import numpy as np
 
+import keras_vit
 from keras_vit.files import replacing
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -203,10 +204,11 @@ def processor():
 
 
 def environment():
-    """Returns where a benchmark runs: the backend, the version of Keras, the processor and its cores."""
+    """Returns where a benchmark runs: backend, versions of Keras and of this package, processor and cores."""
     return {
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
+        "keras_vit": keras_vit.__version__,
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
     }

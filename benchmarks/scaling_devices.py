@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from keras_vit.console import text_table
 from keras_vit.files import replacing
+from keras_vit.version import __version__
 
 BATCH = 4096
 # Layout, devices, of which share one copy of the blocks, batch. 40 equals no other side of an array.
@@ -306,7 +307,8 @@ def main():
             print(*setting.values(), flush=True)
             with replacing(args.out) as draft:
                 draft.write_text(
-                    json.dumps({"environment": ENVIRONMENT, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+                    json.dumps({"keras_vit": __version__, "environment": ENVIRONMENT, "rows": rows}, indent=1) + "\n",
+                    encoding="utf-8",
                 )
     print(summary(rows, hardware, args.utilization))
     draw(rows, hardware, args.out.with_suffix(".png"))

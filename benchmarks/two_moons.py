@@ -28,6 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 
+import keras_vit
 from keras_vit.files import replacing
 from keras_vit.semi_supervised import MetaPseudoLabels, pseudo_labels
 
@@ -112,7 +113,8 @@ def main(argv=None):
     add("--jitter", type=float, default=0.2, help="standard deviation of the augmentation")
     args = parser.parse_args(argv)
     settings = {"steps": args.steps, "jitter": args.jitter, "learning_rate": RATE, "batch": BATCH}
-    content = {"backend": keras.backend.backend(), "keras": keras.__version__, "settings": settings, "runs": {}}
+    versions = {"keras": keras.__version__, "keras_vit": keras_vit.__version__}
+    content = {"backend": keras.backend.backend(), **versions, "settings": settings, "runs": {}}
     if args.out.exists():
         content = json.loads(args.out.read_text())
         if content["settings"] != settings:

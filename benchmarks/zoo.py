@@ -31,6 +31,7 @@ import numpy as np
 
 from keras_vit.console import text_table
 from keras_vit.files import replacing
+from keras_vit.version import __version__
 
 TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*", "coatnet*", "coatnext*")
 TIMM_PATTERNS += ("tf_efficientnet_[bl]*", "efficientnet_b*", "efficientnet_l2")
@@ -577,7 +578,7 @@ def main():
     from tests.peers import peer
 
     timm, transformers = peer("timm"), peer("transformers")
-    versions = {"timm": timm.__version__, "transformers": transformers.__version__}
+    versions = {"keras_vit": __version__, "timm": timm.__version__, "transformers": transformers.__version__}
     print(versions, flush=True)
     names = sorted({*CLASSES, *(name for pattern in TIMM_PATTERNS for name in timm.list_models(pattern))})
     chosen = [name for name in names if any(fnmatch.fnmatch(name, part) for part in args.only.split("|"))]

@@ -26,6 +26,7 @@ from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels
 from keras_vit.training.sam import SAM
 from keras_vit.training.settings import TEXTS
 from keras_vit.training.trainable import merge_lora
+from keras_vit.version import __version__
 
 
 class Run(NamedTuple):
@@ -217,6 +218,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "parameters": model.count_params(),
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
+        "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
     }
