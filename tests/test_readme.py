@@ -1,5 +1,7 @@
-"""Runs the Python of README.md, and checks its commands, its links and its table of models."""
+"""Runs the Python of README.md, and checks its commands, links and figures."""
 
+import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,12 +13,27 @@ from keras_vit import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks" / "results"
+WORDS = " ".join(README.split())
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def result(name):
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def short(version):
+    return ".".join(version.split(".")[:2])
 
 
 @pytest.mark.long
 def test_readme_snippets_run_in_order(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("ViT-B_16-224.npz").symlink_to(shared / "weights" / "ViT-B_16-224.npz")
+    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     Path("cats.png").symlink_to(shared / "data" / "coco_cats.png")
     # Two images of each class replace the user's folder.
     for folder in (shared / "data" / "flowers17").iterdir():
@@ -25,14 +42,14 @@ def test_readme_snippets_run_in_order(shared, tmp_path, monkeypatch, capsys):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(image)
     namespace = {}
-    predict, fine_tune, train = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    predict, fine_tune, train = blocks("python")
     exec(predict, namespace)
     assert "Egyptian_cat" in capsys.readouterr().out
     exec(fine_tune, namespace)
     assert Path("flowers.keras").exists() and namespace["model"].output_shape == (None, 17)
     assert np.isfinite(namespace["model"].history.history["val_loss"]).all()
     exec(train, namespace)
-    assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
+    assert namespace["model"].history.history["val_accuracy"][-1] > 0.9
     assert "hidden_dim=96" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
 
 
@@ -43,8 +60,49 @@ def test_readme_links_lead_to_files():
 
 
 def test_commands_of_readme_and_site_parse():
-    pages = [README, *(page.read_text(encoding="utf-8") for page in (ROOT / "examples" / "site" / "docs").glob("*.md"))]
-    lines = [line for page in pages for line in page.splitlines() if line.startswith("keras-vit ")]
-    assert len(lines) >= 7
+    pages = [
+        README,
+        *(page.read_text(encoding="utf-8") for page in (ROOT / "examples" / "site" / "docs").rglob("*.md")),
+    ]
+    lines = [line for page in pages for line in page.replace("\\\n", "").splitlines() if line.startswith("keras-vit ")]
+    assert len(lines) >= 20
     for line in lines:
         assert callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run)
+
+
+def test_readme_is_short_and_opens_with_the_prediction():
+    assert len(README.splitlines()) <= 170
+    code = [
+        line
+        for block in re.findall(r"^```\w*\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+        for line in block.split("\n")
+    ]
+    assert [line for line in code if len(line) > 80] == []
+    opening = README.partition("\n## ")[0]
+    assert "decode_predictions" in opening and "![" in opening and "pip install" in opening
+    main_job, tests = blocks("sh")
+    assert "examples/train.py" in main_job and tests.count("pytest") == 3
+
+
+def test_readme_speed_table_equals_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "site"))
+    tables = importlib.import_module("result_tables")
+    rows = [line for line in tables.peers().replace("&nbsp;", " ").splitlines() if ", against " in line]
+    assert [line for line in README.splitlines() if ", against " in line] == rows and len(rows) >= 8
+    forward = [float(row.split("|")[2].split()[0]) for row in rows]
+    assert f"ran {min(forward):.2f} to {max(forward):.2f} times as fast" in WORDS
+    versions = {row["run"]["versions"]["keras_vit"] for _, row in tables.throughput_rows() if tables.is_main_case(row)}
+    assert len(versions) == 1
+    assert WORDS.count(f"ViT-B/16 of version {short(versions.pop())} ") == 2
+
+
+def test_readme_accuracies_equal_the_results():
+    tuned = [result(f"train_{name}_flowers17") for name in ("finetune", "lora")]
+    assert {f"{run['test']['accuracy']:.4f} {short(run['keras_vit'])}" for run in tuned} == {"0.9985 0.1"}
+    assert "for 8 minutes" in WORDS and all(round(run["seconds"] / 60) == 8 for run in tuned)
+    assert "version 0.1 reached a test accuracy of 0.9985" in WORDS
+    rows = result("readme")["rows"]
+    assert [row["backend"] for row in rows] == ["jax", "tensorflow", "torch"]
+    accuracies = [row["accuracy"] for row in rows]
+    assert {f"{accuracy:.2f}" for accuracy in accuracies} == {"0.95"} and "a validation accuracy of 0.95" in WORDS
+    assert f"within {max(row['cpu_seconds'] for row in rows):.0f} s of CPU time" in WORDS

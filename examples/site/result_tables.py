@@ -329,11 +329,16 @@ def ratio(spread):
 _MAIN_CASE = ("B/16@224", "float32", 8, "", "gelu")
 
 
+def is_main_case(row):
+    """Returns True for the rows of the table of `peers`."""
+    return tuple(row[name] for name in ("model", "dtype", "batch", "options", "activation")) == _MAIN_CASE
+
+
 def peers():
     """B/16 at 224 beside each peer: the ratio of images a second, forward and in training."""
     rows = {}
     for backend, row in throughput_rows():
-        if [row[name] for name in ("model", "dtype", "batch", "options", "activation")] == list(_MAIN_CASE):
+        if is_main_case(row):
             for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
                 rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
     cells = [
