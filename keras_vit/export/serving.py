@@ -91,12 +91,8 @@ def saved_model(
         A dict, as in `export.onnx`.
 
     Raises:
-        FileExistsError: If `path` exists and `overwrite` is False.
-        ImportError: If a package is not installed.
-        ValueError: If an argument is invalid, the model's input or (with `postprocess`) output is not supported, or a
-            new process cannot import its layers.
-        ParityError: If weights are NaN or the outputs of the SavedModel differ from the model's. Nothing is written.
-        RuntimeError: If the export process fails.
+        ValueError: As in `export.onnx`, or if the model's input or (with `postprocess`) output is not supported.
+        FileExistsError, ImportError, ParityError, RuntimeError: As in `export.onnx`.
 
     Example:
 

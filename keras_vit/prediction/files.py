@@ -44,10 +44,8 @@ def predict_images(
         path_column: The column of paths in a table. None means "path", or the only column.
         directory: The folder that a table's relative paths start from. None means the CSV file's or the current one.
         extension: Suffix such as ".jpg", appended to a table's paths that do not end with it.
-        tta: Test-time augmentation as in `keras_vit.evaluation.predict`. Crops are cut from images of 8/7 of the
-            model's size.
-        batch_size: Int, images per batch.
-        verbose: 0 or 1; 1 shows a progress bar.
+        tta, batch_size, verbose: As in `keras_vit.evaluation.predict`. Crops are cut from images of 8/7 of the model's
+            size.
 
     Raises:
         FileNotFoundError: If an image or table does not exist.

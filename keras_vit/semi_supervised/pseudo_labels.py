@@ -116,8 +116,7 @@ def pseudo_labels(
         threshold: Float in [0, 1). Images of at least this confidence are kept.
         per_class: Int of at least 1, the images per class: the most confident, or the first if equal. A class with
             fewer images repeats them, the most confident first. A class without images stays empty. None keeps all.
-        batch_size: Int, images per batch if `images` is an array.
-        verbose: 0 or 1; 1 shows a progress bar if it takes more than five seconds.
+        batch_size, verbose: As in `keras_vit.evaluation.predict`.
 
     Raises:
         ValueError: If an argument is out of range, the teacher has no single output of two or more classes or its

@@ -39,11 +39,3 @@ def test_growth_refuses_results_of_another_machine(run, tmp_path):
     out.write_text(json.dumps({"backend": "another", "rows": []}))
     with pytest.raises(SystemExit, match="Received others: backend, cores"):
         run("--out", out)
-
-
-def test_expected_curve_meets_the_largest_point(script):
-    rows = [{"tokens": 5, "MB": 2.0, "seconds": 1.0, "multiply_adds": 10}]
-    rows.append({"tokens": 10, "MB": 9.0, "seconds": 9.0, "multiply_adds": 30})
-    assert script.expected(rows, "tokens", "MB", "forward") == [4.5, 9.0]
-    assert script.expected(rows, "tokens", "seconds", "train") == [3.0, 9.0]
-    assert script.expected(rows, "depth", "MB", "forward") == [9.0, 9.0]
