@@ -2,6 +2,12 @@
 
 import sys as _sys
 
+if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
+    from keras_vit.cli import parse as _parse
+
+    # Help pages and misspelled options end here, before Keras and its backend take seconds to import.
+    _parse()
+
 try:
     # Importing Keras imports its backend, which neither Keras nor this package installs.
     import keras as _keras  # noqa: F401

@@ -359,11 +359,17 @@ def build_parser():
     return parser
 
 
-def main(argv=None):
-    """Runs a command and returns the exit status: 0, 1 after an error, or 130 after Ctrl-C."""
+def parse(argv=None):
+    """Returns the arguments of a command; exits after `--help` and at mistakes. It imports no framework."""
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unknown argument {unknown[0]}{nearest(unknown[0], args.parser.options)}")
+    return args
+
+
+def main(argv=None):
+    """Runs a command and returns the exit status: 0, 1 after an error, or 130 after Ctrl-C."""
+    args = parse(argv)
     args.command = sys.argv[1:] if argv is None else list(argv)
     try:
         args.run(args)

@@ -17,12 +17,21 @@ for backend in ("torch", "torhc"):
     for script in ("/usr/bin/keras-vit", "script.py"):
         for name in [name for name in sys.modules if name.partition(".")[0] in ("keras", "keras_vit")]:
             del sys.modules[name]
-        sys.modules["torch"], os.environ["KERAS_BACKEND"], sys.argv = None, backend, [script, "--help"]
+        sys.modules["torch"], os.environ["KERAS_BACKEND"], sys.argv = None, backend, [script, "recipes"]
         try:
             import keras_vit.cli
         except (ImportError, SystemExit) as error:
             errors.append([type(error).__name__, str(error)])
 print(json.dumps(errors))
+"""
+HELP = """
+import contextlib, io, json, sys
+
+sys.argv = ["/usr/bin/keras-vit", "train", "--help"]
+with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
+    import keras_vit.cli
+loaded = sorted({"keras", "tensorflow", "jax", "torch"} & set(sys.modules))
+print(json.dumps([page.getvalue().split()[:3], loaded]))
 """
 IMPORTED = """
 import json, sys
@@ -52,6 +61,10 @@ def test_import_without_a_backend_names_the_remedy():
     assert unknown.startswith("keras-vit: Keras has no such backend") and "torhc" in unknown
     assert unknown.endswith("KERAS_BACKEND to tensorflow, jax or torch, whichever is installed.")
     assert also_unknown.startswith("Keras has no such backend")
+
+
+def test_help_of_the_command_line_loads_no_framework():
+    assert run(HELP) == [["usage:", "keras-vit", "train"], []]
 
 
 def test_import_brings_in_no_other_framework_and_no_pandas():
