@@ -1,5 +1,6 @@
 """Tables of the models and of their published checkpoints, from the package."""
 
+import functools
 import re
 
 import keras
@@ -10,6 +11,8 @@ from keras_vit.models import builders
 
 # A hyphen at which no line ends.
 NO_BREAK = "&#8209;"
+FAMILY_BUILDERS = ("ViT", "BiT", "CoAtNet", "EfficientNet", "VTResNet")
+COLUMNS = ["Builder", "Variant", "Image size", "Parameters (M)", "`weights=` (ImageNet top-1, %)"]
 # Families by the start of their builders' names.
 FAMILIES = {
     "ViT": r"ViT",
@@ -34,6 +37,7 @@ def names_of(family):
     return [name for name in builders.__all__ if re.match(FAMILIES[family], name)]
 
 
+@functools.cache
 def model_of(name):
     """Returns a builder's model; only shapes are made, no weights."""
     with keras.StatelessScope(initialize_variables=False):
@@ -42,30 +46,32 @@ def model_of(name):
     return model
 
 
+def builder_row(name, link):
+    """Returns a builder's variant, default image size, parameters and published checkpoints."""
+    model = model_of(name)
+    variant = re.search(r"\(\"([^\"]+)\"", getattr(builders, name).__doc__)[1]
+    tags = [
+        f'"{row.tag}"' + (f" ({row.accuracy:.1f})" if row.accuracy else "")
+        for row in keras_vit.list_weights()
+        if row.architecture == name
+    ]
+    return [link, f"`{variant}`", model.input_shape[1], f"{model.count_params() / 1e6:,.1f}", ", ".join(tags)]
+
+
 def family(name):
     """The builders of a family: variant, default image size, parameters, and published checkpoints."""
-    rows = []
-    for builder in names_of(name):
-        model = model_of(builder)
-        variant = re.search(r"\(\"([^\"]+)\"", getattr(builders, builder).__doc__)[1]
-        tags = [
-            f'"{row.tag}"' + (f" ({row.accuracy:.1f})" if row.accuracy else "")
-            for row in keras_vit.list_weights()
-            if row.architecture == builder
-        ]
-        rows.append(
-            [
-                f"[`{builder}`][keras_vit.{builder}]",
-                f"`{variant}`",
-                model.input_shape[1],
-                f"{model.count_params() / 1e6:,.1f}",
-                ", ".join(tags),
-            ]
-        )
-    columns = ["Builder", "Variant", "Image size", "Parameters (M)", "`weights=` (ImageNet top-1, %)"]
+    rows = [builder_row(builder, f"[`{builder}`][keras_vit.{builder}]") for builder in names_of(name)]
+    columns = COLUMNS
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return markdown_table(columns, rows)
+
+
+def all_builders():
+    """The builders of all families, each with the anchor of its public name."""
+    names = [name for family in FAMILIES for name in names_of(family)]
+    # A Markdown anchor, to which references to the builder lead.
+    return markdown_table(COLUMNS, [builder_row(name, f"[](){{#keras_vit.{name}}}`{name}`") for name in names])
 
 
 def checkpoints():

@@ -1,4 +1,4 @@
-"""MkDocs' hook: the API pages from each room's `__all__`, the tables, and the pictures of the benchmarks."""
+"""MkDocs' hook: the API pages from each module's `__all__`, the notebooks, the tables, and the benchmarks' pictures."""
 
 import inspect
 import re
@@ -7,6 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 import model_tables
+import notebooks
+import readme
 import result_tables
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
@@ -15,26 +17,38 @@ import keras_vit
 from keras_vit.models import builders
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = {**model_tables.TABLES, **result_tables.TABLES}
+TABLES = {**model_tables.TABLES, **result_tables.TABLES, **readme.TABLES}
 # A line such as "<!-- family: ViT -->" in a page stands for a table.
 MARKER = re.compile(r"^( *)<!-- (\w+)(?:: (.+?))? -->$", re.MULTILINE)
-ROOMS = [name for name in keras_vit.__all__ if isinstance(getattr(keras_vit, name), ModuleType)]
+MODULES = [name for name in keras_vit.__all__ if isinstance(getattr(keras_vit, name), ModuleType)]
+# The entries that a page of the API begins with.
+FIRST = ("from_pretrained", "ViT")
+EDIT = "edit/main/examples/site/docs/"
 
 
 def on_config(config):
-    """Puts the API pages into the navigation."""
+    """Fills the navigation, and links pages to the repository if `repo_url` is set."""
     pages = [{"keras_vit": "api/keras_vit.md"}, {"Named builders": "api/builders.md"}]
-    pages += [{room: f"api/{room}.md"} for room in ROOMS]
+    pages += [{module: f"api/{module}.md"} for module in MODULES]
     next(entry for entry in config.nav if "API" in entry)["API"] = pages
+    found = [{title: f"notebooks/{name}.md"} for name, title in notebooks.titles().items()]
+    next(entry for entry in config.nav if "Notebooks" in entry)["Notebooks"] = found
+    if config.repo_url:
+        config.edit_uri = EDIT
 
 
 def on_files(files, config):
-    """Adds the API pages, and the pictures of benchmarks/results and examples."""
+    """Adds the API pages, the notebooks, and the pictures of benchmarks/results and examples."""
     for path, content in api_pages().items():
         files.append(File.generated(config, path, content=content))
-    for folder, place in (("benchmarks/results", "results"), ("examples/images", "images")):
+    for name in notebooks.titles():
+        content, pictures = notebooks.page(name, config.repo_url)
+        files.append(File.generated(config, f"notebooks/{name}.md", content=content))
+        for path, data in pictures.items():
+            files.append(File.generated(config, f"notebooks/{path}", content=data))
+    for folder, target in (("benchmarks/results", "results"), ("examples/images", "images")):
         for picture in sorted((ROOT / folder).glob("*.png")):
-            files.append(File.generated(config, f"{place}/{picture.name}", abs_src_path=str(picture)))
+            files.append(File.generated(config, f"{target}/{picture.name}", abs_src_path=str(picture)))
 
 
 def on_page_markdown(markdown, page, **kwargs):
@@ -50,19 +64,19 @@ def on_page_markdown(markdown, page, **kwargs):
 
 
 def api_pages():
-    """Returns {path: Markdown} of the API: each public object once, and links where other rooms have it too."""
+    """Returns {path: Markdown} of the API: each public object once, and links from other modules that have it."""
     homes = {id(getattr(builders, name)): f"keras_vit.{name}" for name in builders.__all__}
-    pages = {"api/keras_vit.md": room_page("keras_vit", keras_vit, homes), "api/builders.md": builders_page()}
-    for name in ROOMS:
-        pages[f"api/{name}.md"] = room_page(f"keras_vit.{name}", getattr(keras_vit, name), homes)
+    pages = {"api/keras_vit.md": module_page("keras_vit", keras_vit, homes), "api/builders.md": builders_page()}
+    for name in MODULES:
+        pages[f"api/{name}.md"] = module_page(f"keras_vit.{name}", getattr(keras_vit, name), homes)
     return pages
 
 
-def room_page(path, room, homes):
-    """Returns the page of a room; `homes` has the path of each object that a page has, by its identity."""
+def module_page(path, module, homes):
+    """Returns the page of a module; `homes` has the path of each object that a page has, by its identity."""
     entries, elsewhere = [], []
-    for name in room.__all__:
-        found = getattr(room, name)
+    for name in sorted(module.__all__, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        found = getattr(module, name)
         if isinstance(found, ModuleType):
             continue
         home = homes.setdefault(id(found), f"{path}.{name}")
@@ -70,8 +84,8 @@ def room_page(path, room, homes):
             entries.append(f"::: {home}\n")
         elif name not in builders.__all__:
             elsewhere.append(f"[`{name}`][{home}]")
-    parts = [f"# {path}\n", f"{inspect.cleandoc(room.__doc__ or '')}\n"]
-    if set(builders.__all__) <= set(room.__all__):
+    parts = [f"# {path}\n", f"{inspect.cleandoc(module.__doc__ or '')}\n"]
+    if set(builders.__all__) <= set(module.__all__):
         parts.append("The builders of single sizes, such as `ViTB16`, are on [their own page](builders.md).\n")
     if elsewhere:
         parts.append(f"Also here, and the same as in `keras_vit`: {', '.join(elsewhere)}.\n")
@@ -79,15 +93,13 @@ def room_page(path, room, homes):
 
 
 def builders_page():
-    """Returns the page of the builders of single sizes, by family."""
-    parts = [
-        "# Named builders\n",
-        "Each builds one size of a family: the family's builder with the variant and other defaults set. All take its "
-        "other arguments as keywords. [Models](../models.md) has their sizes and checkpoints.\n",
-    ]
-    for family in model_tables.FAMILIES:
-        parts.append(f"## {family}\n")
-        for name in model_tables.names_of(family):
-            options = "    options:\n      heading_level: 3\n      separate_signature: false\n"
-            parts.append(f"::: keras_vit.{name}\n{options}")
-    return "\n".join(parts)
+    """Returns the page of the builders of single sizes, with a table of all families."""
+    return "\n".join(
+        [
+            "# Named builders\n",
+            "Each builder makes one size of a family: `keras_vit.ViTB16(num_classes=10)` is "
+            '`keras_vit.ViT("B/16", num_classes=10)`. The arguments are those of the builder of the family: '
+            f"{', '.join(f'[`{name}`][keras_vit.{name}]' for name in model_tables.FAMILY_BUILDERS)}.\n",
+            model_tables.all_builders(),
+        ]
+    )

@@ -18,14 +18,17 @@ FLAGS = (
 )
 # Only this machine has an address.
 HOSTS = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-# Returns how far a page scrolls to the side, and elements wider than the page that no parent scrolls.
+# Returns how far a page scrolls to the side, elements that are wider, and code that scrolls.
 OVERFLOW = """
 const width = document.documentElement.clientWidth;
 const scrolls = e => e && e !== document.body
     && (getComputedStyle(e).overflowX !== "visible" || scrolls(e.parentElement));
 const wide = [...document.querySelectorAll(".md-content *")].filter(
     e => e.getBoundingClientRect().right > width + 1 && !scrolls(e.parentElement));
-return [document.documentElement.scrollWidth - width, wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120))];
+const code = [...document.querySelectorAll(".md-content pre, .md-content pre > code")].filter(
+    e => e.scrollWidth > e.clientWidth + 1);
+return [document.documentElement.scrollWidth - width,
+    [...wide, ...code].slice(0, 3).map(e => e.outerHTML.slice(0, 120))];
 """
 SCHEME = "return document.body.getAttribute('data-md-color-scheme')"
 TOGGLE = "form[data-md-component=palette] label:not([hidden])"

@@ -3,6 +3,7 @@
 import doctest
 import functools
 import inspect
+import json
 import re
 import shlex
 from pathlib import Path
@@ -17,9 +18,8 @@ GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "g
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
 # Only JAX distributes variables. The long guides take 10 to 30 seconds each.
 MARKS = {"distribution": pytest.mark.backends("jax")}
-MARKS |= dict.fromkeys(
-    ("coming_from", "evaluation", "export_and_serving", "fine_tuning", "inspection", "recipes"), pytest.mark.long
-)
+_LONG = ("coming_from", "evaluation", "export_and_serving", "fine_tuning", "inspection", "recipes", "kaggle")
+MARKS |= dict.fromkeys((*_LONG, "explaining_predictions", "labels_and_outputs"), pytest.mark.long)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 # Lines may be wrapped elsewhere, and "..." stands for any text.
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -130,3 +130,37 @@ def test_guide_to_the_code_names_each_layer_of_imports():
     floors = {name for cells in rows("how_it_is_built") for name in re.findall(r"`(\w+)`", cells[0])}
     contract = (GUIDES.parents[3] / "pyproject.toml").read_text().partition("layers = [")[2].partition("]\n")[0]
     assert set(re.findall(r"keras_vit\.(\w+)", contract)) <= floors
+
+
+def test_diffs_of_guide_to_the_code_fit_its_files():
+    root, checked = GUIDES.parents[3], 0
+    for language, text, _ in blocks("how_it_is_built"):
+        for path, lines in (
+            re.findall(r"^--- (\S+)\n((?:(?!--- ).*\n)+)", text, re.MULTILINE) if language == "diff" else ()
+        ):
+            kept = [line[1:] for line in lines.splitlines() if line.startswith(" ")]
+            content = (root / path).read_text(encoding="utf-8").splitlines() if kept else []
+            assert [line for line in kept if line not in content] == [], path
+            checked += len(kept)
+    assert checked >= 8
+
+
+def result(name):
+    return json.loads((GUIDES.parents[3] / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_accuracies_of_guides_equal_the_results():
+    for name, recipe in (("LoRA of rank 8", "lora_flowers17"), ("all weights", "finetune_flowers17")):
+        found = result(f"train_{recipe}")
+        row = [f"{name}, `{recipe}`", f"{found['test']['accuracy']:.4f}", f"{found['seconds'] / 60:.0f} minutes"]
+        assert row in list(rows("fine_tuning"))
+        assert f"Version {'.'.join(found['keras_vit'].split('.')[:2])} reached" in text_of("fine_tuning")
+    summary, shown = result("pretraining_labels")["summary"], list(rows("pretraining_and_distillation"))
+    methods = {
+        **{"from scratch": "scratch", "masked patch prediction, 16 epochs": "masked_patch"},
+        **{"SimMIM, 20 epochs": "simmim", "MAE, 12 epochs": "mae"},
+    }
+    for title, method in methods.items():
+        mean, deviation = summary[method]["mean"], summary[method]["standard_deviation"]
+        assert [title, f"{mean:.4f} ± {deviation:.4f}"] in shown
+    assert f"reached {summary['scratch_long']['mean']:.4f}" in text_of("pretraining_and_distillation")

@@ -4,7 +4,6 @@ import importlib
 import re
 import sys
 
-import keras
 import pytest
 
 import keras_vit
@@ -45,7 +44,7 @@ def test_family_table_shows_sizes_and_checkpoints(site):
 
 
 def test_markers_of_pages_and_tables_agree(site):
-    tables = {**site("model_tables").TABLES, **site("result_tables").TABLES}
+    tables = {**site("model_tables").TABLES, **site("result_tables").TABLES, **site("readme").TABLES}
     shown = {name for text in PAGES.values() for name, _ in markers(text)}
     assert shown == set(tables)
 
@@ -105,25 +104,40 @@ def test_docstring_is_rewritten_as_markdown(site):
     )
 
 
-def blocks_of_first_page(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES["index.md"], re.MULTILINE | re.DOTALL)
+def test_front_page_shows_sections_of_readme(site):
+    readme = site("readme")
+    for name, title in markers(PAGES["index.md"]):
+        section = readme.TABLES[name](*filter(None, [title]))
+        assert len(section) > 300 and "examples/" not in section.replace(".venv/bin/python examples/train.py", "")
+    assert "decode_predictions" in readme.readme() and "| KerasHub" in readme.readme("Compared with KerasHub and timm")
 
 
-@pytest.mark.long
-def test_first_page_shows_predictions_of_its_code(shared, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
-    (tmp_path / "cats.png").symlink_to(shared / "data" / "coco_cats.png")
-    exec(blocks_of_first_page("python")[0], {})
-    assert capsys.readouterr().out == blocks_of_first_page("text")[0]
+# Words that a user of another package searches for.
+SEARCHED = (
+    *("include_top", "input_shape", 'weights="imagenet"', "grad-cam", "confusion matrix", "mixed precision", "EXIF"),
+    *("TensorFloat32", "TF Serving", "submission.csv"),
+)
 
 
-@pytest.mark.long
-def test_first_page_code_trains_model(tmp_path, monkeypatch):
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    monkeypatch.chdir(tmp_path)
-    namespace = {}
-    exec(blocks_of_first_page("python")[1], namespace)
-    assert namespace["model"].history.history["val_accuracy"][-1] > 0.5
-    assert keras.saving.load_model("digits.keras").config == namespace["model"].config
+@pytest.mark.parametrize("words", SEARCHED)
+def test_a_page_contains_the_searched_words(words):
+    guides = {path.name: path.read_text(encoding="utf-8") for path in (FOLDER / "docs" / "guides").glob("*.md")}
+    assert [name for name, text in {**PAGES, **guides}.items() if words.lower() in text.lower()]
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_code_lines_fit_a_narrow_window(path):
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+
+
+def test_notebook_pages_show_code_outputs_and_links(site):
+    notebooks = site("notebooks")
+    assert set(notebooks.titles()) == {path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.ipynb")}
+    for name, title in notebooks.titles().items():
+        text, pictures = notebooks.page(name)
+        assert f"# {title}\n" in text and "```python" in text and "```text" in text and pictures
+        assert text.count("![Output](") == len(pictures) and "Open in" not in text
+    text, _ = notebooks.page("own_images", "https://github.com/owner/name")
+    assert "https://colab.research.google.com/github/owner/name/blob/main/examples/notebooks/own_images.ipynb" in text
+    assert "https://kaggle.com/kernels/welcome?src=https://github.com/owner/name/blob/main/" in text
