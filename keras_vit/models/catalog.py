@@ -8,7 +8,6 @@ from keras_vit.models.bit.model import BIT
 from keras_vit.models.coatnet.model import COATNET
 from keras_vit.models.efficientnet.model import EFFICIENTNET
 from keras_vit.models.vit.model import VIT
-from keras_vit.models.vit.names.keras import KERAS
 from keras_vit.models.vt_resnet.model import VT_RESNET
 from keras_vit.weights.canonical import CanonicalFile, below
 from keras_vit.weights.found import DEFAULT, KNOWN
@@ -19,13 +18,19 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 
 
 def sources():
-    """Returns {name: Source} for the sources of all families."""
-    return {source.name: source for family in FAMILIES.values() for source in family.sources}
+    """Returns {name: Source} for the sources of all families; several have the name "keras"."""
+    return {source.name: source for source in _all_sources()}
+
+
+def _all_sources():
+    return [source for family in FAMILIES.values() for source in family.sources]
 
 
 def identify(file, source=None):
     """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; `source` is the name of the file's source, or None."""
-    canonical = CanonicalFile(file, *((file.source, "") if file.container == "keras" else _source(file, source)))
+    if file.container == "keras" and source is not None:
+        raise arguments.invalid("source", "None for a .keras file", source)
+    canonical = CanonicalFile(file, *(file.identified() if file.container == "keras" else _source(file, source)))
     return FAMILIES[canonical.source.family], canonical
 
 
@@ -50,11 +55,11 @@ def read_config(file, grid_size=None, published=None):
 def _source(file, source):
     """Returns (Source of a file, prefix of the model's keys); the prefix is "" if no module surrounds the model."""
     known = sources()
-    given = known.get(SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source)
+    name = SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source
 
     def matching(keys):
-        if given is not None and given.knows(keys):
-            return given
+        if found := next((each for each in _all_sources() if each.name == name and each.knows(keys)), None):
+            return found
         return recognise(keys, file.container, file.facts) if source is None else None
 
     try:
@@ -88,24 +93,19 @@ def recognise(keys, container, facts):
     """Returns the Source of a file, from its keys, container and facts, or None."""
     keys = list(dict.fromkeys(unwrapped(key) for key in keys))
     if container == "huggingface":
-        return _source_for_model_type(facts["config"].get("model_type"))
+        known, model_type = {name: s for s in _all_sources() for name in s.model_types}, facts["config"]["model_type"]
+        if model_type in known:
+            return known[model_type]
+        why = ""
+        if str(model_type).startswith("siglip2"):
+            why = " SigLIP 2 with NaFlex needs patches as input and a mask for padding, which are not supported."
+        raise ValueError(
+            f"Its config.json contains model_type={model_type!r}. Expected one of {', '.join(map(repr, known))}.{why}"
+        )
     for family in FAMILIES.values():
         found = family.recognise(keys, container, facts)
-        # Keras' own files may have the keys of keras.applications.
-        own = (source for source in family.sources if source is not KERAS and source.recognises(keys))
+        own = (source for source in family.sources if source.name != "keras" and source.recognises(keys))
         if found := found or next(own, None):
             return found
-    return KERAS if KERAS.recognises(keys) else None
-
-
-def _source_for_model_type(model_type):
-    """Returns the Source of a transformers folder with this model_type; raises if its models are not read."""
-    known = {name: source for source in sources().values() for name in source.model_types}
-    if model_type in known:
-        return known[model_type]
-    why = ""
-    if str(model_type).startswith("siglip2"):
-        why = " SigLIP 2 with NaFlex needs patches as input and a mask for padding, which are not supported."
-    raise ValueError(
-        f"Its config.json contains model_type={model_type!r}. Expected one of {', '.join(map(repr, known))}.{why}"
-    )
+    # Files of keras.applications may have the keys of Keras' own files.
+    return next((source for source in _all_sources() if source.name == "keras" and source.recognises(keys)), None)

@@ -151,7 +151,7 @@ class Family:
         builder: Name of its builder, such as "ViT".
         above: Names of the layers between the last block and the head.
         sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
-            `Found`. The source's first kernel is one of `keras_vit.weights.source.ENTRANCES`.
+            `Found`.
         recognise: Function `recognise(keys, container, facts)` that returns the Source of a file, or None. It is called
             before the first layers and marks of `sources` are compared with the keys.
         settings: The config fields that change the outputs, but do not follow from the arrays.

@@ -11,13 +11,13 @@ from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.models.catalog import FAMILIES, identify, read_config
 from keras_vit.models.coatnet.checkpoint import table_grids
+from keras_vit.models.saved import SavedModel, saved_file
 from keras_vit.models.vit.checkpoint import positions_for
 from keras_vit.weights import hub
 from keras_vit.weights.load import Layout, Plan
 from keras_vit.weights.read import check_sha256, open_checkpoint
 from keras_vit.weights.read.folders import ShardedFile
 from keras_vit.weights.report import LoadReport
-from keras_vit.weights.source import ENTRANCES
 from keras_vit.weights.tokens import weights_by_path
 
 # Settings of all families that are compared only if a file contains them.
@@ -50,7 +50,8 @@ def load_weights(
         path: Path of the file. It may be an .npz of the official code, big_vision or BiT, or a state dict of timm or
             DeiT as .safetensors or .pth (no code in it is run). It may be a folder of timm or Hugging Face, Keras'
             .weights.h5, or weights of EfficientNets of keras.applications (.h5). A checkpoint of TensorFlow 1 is given
-            by its folder or its .index, and needs TensorFlow. A name of a hub is downloaded once:
+            by its folder or its .index, and needs TensorFlow. A .keras file, or the folder of a training run, contains
+            a model of this package. A name of a hub is downloaded once:
             `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
             `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
@@ -97,7 +98,12 @@ def load_weights(
 
 def open_file(path, sha256=None):
     """Returns the `WeightsFile` of a path or of a hub's name, checked against a SHA-256."""
-    file = open_checkpoint(hub.local_path(path))
+    path = os.fsdecode(hub.local_path(path))
+    if (saved := saved_file(path)) is not None:
+        if sha256 is not None:
+            check_sha256(saved, sha256)
+        return SavedModel(saved)
+    file = open_checkpoint(path)
     if sha256 is not None:
         check_sha256(file.path, sha256)
         # The SHA-256 of an index does not cover the files that it names.
@@ -194,12 +200,11 @@ def refuse_own_family(model):
 def current_fields(model):
     """Returns the fields of a model's config, updated for layers that its user may have changed."""
     config, names = config_of(model), {layer.name: layer for layer in model.layers}
-    entrances = [entrance.partition("/")[0] for entrance in ENTRANCES]
-    if config.block_names[0] not in names or not names.keys() & set(entrances):
+    if config.block_names[0] not in names:
         raise ValueError(
-            f"Expected a model of this package's builders, with a layer {config.block_names[0]} and one of "
-            f"{', '.join(entrances)}. Received: model {model.name!r} with the layers {', '.join(names)}. "
-            "If one of them holds the ViT, pass that: model.get_layer(...)."
+            f"Expected a model of this package's builders, with a layer {config.block_names[0]}. Received: model "
+            f"{model.name!r} with the layers {', '.join(names)}. If one of them holds the ViT, pass that: "
+            "model.get_layer(...)."
         )
     fields = {**vars(config), "num_classes": getattr(names.get("head"), "units", 0)}
     if config.family == "vit":

@@ -12,7 +12,6 @@ from keras_vit.models import zoo
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.family import changed, completed
 from keras_vit.models.loading import all_settings, fields_of_file, load_file, open_file
-from keras_vit.models.saved import SavedModel, load_saved, saved_file
 from keras_vit.models.vit.variants import architecture_name
 from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
@@ -76,19 +75,11 @@ def from_pretrained(
     row = zoo.find(os.fspath(path))
     local = _local_path(path, row)
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
-    if (file := saved_file(local)) is not None:
-        of_checkpoints = {"source": source, "grid_size": grid_size, "sha256": sha256, "architecture": architecture}
-        if wrong := [name for name, value in of_checkpoints.items() if value]:
-            raise ValueError(f"Expected no {' and '.join(wrong)} with {file!r}, a whole model of Keras.")
-        changes = {**given, "position_interpolation": position_interpolation, "skip": skip or None}
-        # None removes the class names, as for other files.
-        changes = [name for name, value in changes.items() if value is not None or name == "class_names"]
-        model = load_saved(file)
-        if not changes:
-            return model
-        opened = SavedModel(file, model, ", ".join(changes))
-    else:
-        opened = open_file(local, sha256)
+    opened = open_file(local, sha256)
+    changes = (source, grid_size, position_interpolation, architecture, skip or None, *given.values())
+    # None as class names removes them.
+    if opened.container == "keras" and "class_names" not in kwargs and all(value is None for value in changes):
+        return opened.model
     if architecture is not None:
         state_architecture(opened, architecture, "preprocessing" not in kwargs)
     family, file = identify(opened, source)

@@ -8,11 +8,12 @@ import zipfile
 import keras
 from keras import ops
 
-from keras_vit.config import config_of, find_normalization
+from keras_vit import arguments
+from keras_vit.config import find_normalization
 from keras_vit.models.coatnet.checkpoint import table_grids
 from keras_vit.models.family import FamilyModel
 from keras_vit.weights.found import STATED, Found, Positions
-from keras_vit.weights.read.file import Entry, WeightsFile
+from keras_vit.weights.read.file import Entry, WeightsFile, checked
 from keras_vit.weights.source import Name, Source
 from keras_vit.weights.tokens import weights_by_path
 
@@ -30,11 +31,10 @@ def saved_file(path):
         raise FileNotFoundError(
             f"Expected a run that has ended. There is no {MODEL} in {path!r} yet: train again to continue."
         )
-    return path if path.endswith(".keras") else None
+    return path if path.endswith(".keras") and os.path.exists(path) else None
 
 
-def load_saved(path):
-    """Returns the model in a .keras file, without compiling it."""
+def _load(path):
     damaged = f"Cannot read {path!r}: it is not a .keras file, or it is damaged"
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
@@ -79,36 +79,30 @@ class SavedSource(Source):
 
 
 class SavedModel(WeightsFile):
-    """The weights of a model that was read from a .keras file, to load them into a changed model.
-
-    Args:
-        path: Path of the file.
-        model: The model.
-        changes: Names of the arguments that change the model, for errors.
-
-    Raises:
-        ValueError: If the model is not a whole model of a builder of this package.
-    """
+    """A .keras file, whose arrays are the weights of its `model`. Keras reads the model at once."""
 
     container = "keras"
 
-    def __init__(self, path, model, changes):
+    def __init__(self, path):
         super().__init__(path)
-        expected = f"Expected {path!r} to contain a whole model of a builder of this package, to change {changes}."
+        self.model, self.verified = _load(checked(path)), True
+
+    def identified(self):
+        """Returns (`SavedSource`, ""), as for other files; raises unless the model is a whole model of this package."""
+        model, expected = self.model, f"Expected {self.path!r} to contain a whole model of a builder of this package."
         if not isinstance(model, FamilyModel):
             raise ValueError(
-                f"{expected} Received: a {type(model).__name__} around it. Load it without these arguments, take the "
-                "inner model by get_layer, save that, and read it with them."
+                f"{expected} Received: a {type(model).__name__} around it. Load it by from_pretrained without other "
+                "arguments, take the inner model by get_layer, save that, and read it with them."
             )
         if find_normalization(model).folded:
-            raise ValueError(f"{expected} Received: one folded by fold_preprocessing. Change the model before folding.")
-        self.config = config_of(model)
-        if (model.head is None) != (self.config.num_classes == 0):
-            raise ValueError(f"{expected} Received: one which was cut before its head. Change it before cutting.")
-        self.name, self.verified, self._weights = model.name, True, weights_by_path(model)
+            raise ValueError(f"{expected} Received: one folded by fold_preprocessing. Use the model before folding.")
+        if (model.head is None) != (model.config.num_classes == 0):
+            raise ValueError(f"{expected} Received: one which was cut before its head. Use the model before cutting.")
+        self._weights = weights_by_path(model)
         self.entries = {key: Entry(tuple(weight.shape), weight.dtype) for key, weight in self._weights.items()}
-        method = getattr(self.config, "position_interpolation", "linear")
-        self.source = SavedSource("keras_model", {}, family=self.config.family, position_interpolation=method)
+        method = getattr(model.config, "position_interpolation", "linear")
+        return SavedSource("keras_model", {}, family=model.config.family, position_interpolation=method), ""
 
     def read(self, keys):
         """Yields (key, float32 array) in order."""
@@ -117,9 +111,11 @@ class SavedModel(WeightsFile):
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of the `CanonicalFile` of a `SavedModel`; ignores `grid_size`, which its config contains."""
-    config, found = file.file.config, Found(file.path)
-    found.put(STATED, **vars(config), name=file.file.name)
+    """Returns the `Found` of the `CanonicalFile` of a `SavedModel`; raises if there is a `grid_size`."""
+    if grid_size is not None:
+        raise arguments.invalid("grid_size", "None for a .keras file, which contains it", grid_size)
+    config, found = file.file.model.config, Found(file.path)
+    found.put(STATED, **vars(config), name=file.file.model.name)
     found.position_interpolation = file.source.position_interpolation
     if config.family == "vit":
         table = file.weights.get("position_embedding/embeddings", (1, 0))

@@ -11,7 +11,6 @@ from keras_vit.images.interpolation import POSITION_METHODS, TABLE_METHODS
 from keras_vit.weights import resize
 from keras_vit.weights.overwrite import free, overwrite
 from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
-from keras_vit.weights.source import ENTRANCES
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_by_path
 
 _HOW = {
@@ -75,8 +74,8 @@ class Plan:
         methods = TABLE_METHODS if of_tables else POSITION_METHODS
         arguments.choice("position_interpolation", self.position_interpolation, methods)
         self.variables = weights_by_path(model)
-        # The shape of this kernel depends on the number of image channels.
-        self.entrance = next(k for k in ENTRANCES if k in self.variables)
+        # The shape of the first kernel depends on the number of image channels.
+        self.entrance = next(weight for weight in self.variables if weight.endswith("/kernel"))
         # The file's rows for prefix tokens, kept until the tokens are read.
         self.prefix_rows = None
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)

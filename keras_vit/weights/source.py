@@ -25,8 +25,8 @@ class Source:
     """A code base's checkpoint format and its models' settings. Settings that its files do not determine are None."""
 
     name: str
-    # {weight path: Name}. Both may contain {block:02d}, {stage} and {unit:02d}. Keys may contain {stage0} and {unit0},
-    # which count from 0.
+    # {weight path: Name}, whose first row is of the first layer. Both may contain {block:02d}, {stage} and {unit:02d}.
+    # Keys may contain {stage0} and {unit0}, which count from 0.
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
@@ -150,8 +150,8 @@ class Source:
 
     def knows(self, keys):
         """Returns True if the keys include this source's first layer."""
-        entrances = {self.names[weight].keys[0] for weight in ENTRANCES if weight in self.names}
-        return any(self._canonical(key) in entrances for key in keys)
+        entrance = next(iter(self.names.values())).keys[0]
+        return any(self._canonical(key) == entrance for key in keys)
 
     def recognises(self, keys):
         """Returns True if the keys include this source's first layer, and its mark if it has one."""
@@ -166,9 +166,6 @@ def unwrapped(key):
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|timm_model)\.)+")
 # The key of the update count of torch.optim.swa_utils.AveragedModel.
 _COUNTER = "n_averaged"
-
-# The kernels that may take the images. If a model or a file has several, the first one listed does.
-ENTRANCES = ("root_conv/kernel", "patch_embedding/kernel", "stem_conv/kernel")
 
 
 def _numbers(template, text):

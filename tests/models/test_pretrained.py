@@ -533,8 +533,6 @@ def test_path_without_model_is_named(tmp_path):
     not_found(r"none\.keras", keras_vit.from_pretrained, tmp_path / "none.keras")
     (tmp_path / "text.keras").write_text("no model")
     refuses(r"text\.keras.*damaged", keras_vit.from_pretrained, tmp_path / "text.keras")
-    with pytest.raises(ValueError, match="no source with .*text.keras', a whole model"):
-        keras_vit.from_pretrained(tmp_path / "text.keras", source="timm")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_model_around_a_builder_cannot_be_changed(tmp_path):
     model = keras.Model(backbone.input, keras.layers.Dense(2)(backbone.output))
     path = saved(model, tmp_path)
     assert keras_vit.from_pretrained(path).output_shape == (None, 2)
-    with pytest.raises(ValueError, match="to change image_size. Received: a Functional around it"):
+    with pytest.raises(ValueError, match="whole model .* Received: a Functional around it"):
         keras_vit.from_pretrained(path, image_size=24)
 
 
@@ -132,7 +132,7 @@ def test_folded_model_cannot_be_changed(tmp_path):
     folded = keras_vit.fold_preprocessing(build(include_preprocessing=True))
     path = saved(folded, tmp_path)
     assert keras_vit.from_pretrained(path).get_layer("normalization").folded
-    with pytest.raises(ValueError, match="to change image_size. Received: one folded by"):
+    with pytest.raises(ValueError, match="whole model .* Received: one folded by"):
         keras_vit.from_pretrained(path, image_size=24)
 
 
@@ -165,6 +165,22 @@ def test_new_head_leaves_out_pre_logits_and_both_heads(tmp_path):
 def test_head_of_the_same_classes_is_not_replaced(tmp_path):
     with pytest.raises(ValueError, match="With another shape .1.:\n    head/kernel"):
         keras_vit.from_pretrained(saved(build(), tmp_path), pooling="token_gap")
+
+
+def test_keras_file_loads_like_any_file(tmp_path):
+    model, other = randomize(build()), build(num_classes=3)
+    path = saved(model, tmp_path)
+    report = keras_vit.load_weights(other, path)
+    assert report.source == "keras_model" and set(report.kept) == {"head/kernel", "head/bias"}
+    assert len(report.loaded) == len(model.weights) - 2
+    with pytest.raises(ValueError, match="trained with activation='gelu_tanh'"):
+        keras_vit.load_weights(build(activation="gelu"), tmp_path)
+    built = build(weights=path, image_size=24)
+    expected = keras_vit.from_pretrained(path, image_size=24)
+    np.testing.assert_allclose(answers(built, images(1, 24, 24, 3)), answers(expected, images(1, 24, 24, 3)), atol=1e-6)
+    for name, value in {"source": "timm", "grid_size": (4, 4), "architecture": "vit", "sha256": "0" * 64}.items():
+        with pytest.raises(ValueError, match=name if name != "sha256" else "its SHA-256 is"):
+            keras_vit.from_pretrained(path, **{name: value})
 
 
 def of_version_0_2(path):

@@ -14,7 +14,7 @@ from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
-from keras_vit.models.vit.names.keras import KERAS
+from keras_vit.models.vit.names.keras import keras_source
 
 
 def BiT(
@@ -77,7 +77,10 @@ BIT = Family(
     connect=connect,
     builder="BiT",
     above=("norm", "relu", "pooling"),
-    sources=dict.fromkeys((names.BIT, names.TIMM_BIT, names.HUGGINGFACE_BIT, KERAS), checkpoint.read_config),
+    sources=dict.fromkeys(
+        (names.BIT, names.TIMM_BIT, names.HUGGINGFACE_BIT, keras_source("bit", "stage_1_unit_01")),
+        checkpoint.read_config,
+    ),
     recognise=names.recognise,
     settings=("resnet_epsilons", "pool_padding"),
     formats={"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT},

@@ -13,7 +13,7 @@ from keras_vit.models.efficientnet import checkpoint, names, timm_folder
 from keras_vit.models.efficientnet.config import EfficientNetConfig
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck, batch_norm
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
-from keras_vit.models.vit.names.keras import KERAS
+from keras_vit.models.vit.names.keras import keras_source
 
 
 def EfficientNet(
@@ -93,7 +93,11 @@ EFFICIENTNET = Family(
     builder="EfficientNet",
     above=("top_conv", "top_norm", "top_activation", "pooling"),
     sources=dict.fromkeys(
-        (names.TIMM_EFFICIENTNET, names.EFFICIENTNET, names.KERAS_APPLICATIONS, KERAS), checkpoint.read_config
+        (
+            *(names.TIMM_EFFICIENTNET, names.EFFICIENTNET, names.KERAS_APPLICATIONS),
+            keras_source("efficientnet", "stage_1_block_01"),
+        ),
+        checkpoint.read_config,
     ),
     settings=("padding", "batch_norm_epsilon"),
     formats={"timm": names.TIMM_EFFICIENTNET},

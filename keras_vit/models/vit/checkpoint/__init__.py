@@ -10,7 +10,7 @@ from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.checkpoint import official, original, timm, transformers
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
-from keras_vit.models.vit.names.keras import KERAS
+from keras_vit.models.vit.names.keras import keras_source
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
 from keras_vit.models.vit.names.original import (
     DINO,
@@ -35,7 +35,7 @@ READERS = {
     **dict.fromkeys((HUGGINGFACE, DINOV2, DINOV3, CLIP, SIGLIP), transformers.read_config),
     **dict.fromkeys((DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA), original.read_config),
     **dict.fromkeys((EVA02, OPENAI_CLIP, OPEN_CLIP), original.read_config),
-    KERAS: official.read_keras,
+    keras_source("vit", "block_00"): official.read_keras,
 }
 _POSITIONS = "position_embedding/embeddings"
 
@@ -100,16 +100,12 @@ def _read_arrays(file, found):
     for name, weight in (("projection_dim", "projection/kernel"), ("representation_size", "pre_logits/kernel")):
         if weight in weights:
             found.put(STATED, **{name: weights[weight][1]})
-    _read_heads(file, found)
-
-
-def _read_heads(file, found):
-    """Adds num_heads if the shapes show it."""
-    qkv = file.weights.get("block_00/attention/qkv/kernel", ())
+    qkv = weights.get("block_00/attention/qkv/kernel", ())
     if len(qkv) != 2:
         return
+    # The shapes may show the number of heads.
     shape, width = file.shapes[file.source.find("block_00/attention/qkv/kernel").keys[0]], qkv[1] // 3
-    norm = file.weights.get("block_00/attention/query_norm/gamma", ())
+    norm = weights.get("block_00/attention/query_norm/gamma", ())
     head_dim = norm[0] if len(norm) == 1 else original.head_dim(file) or file.source.head_dim
     if len(shape) == 3:
         found.put(STATED, num_heads=shape[1])
@@ -179,8 +175,10 @@ def _positions(file, found, grid_size):
     stated, where = grid_size, "argument `grid_size`"
     if stated is None:
         stated, where = file.own.get("grid"), "the grid stated in the file"
-    if stated is None:
-        stated = _grid_of_image(found, counts.values())
+    patch, image_size = found.get("patch_size") or (0, 0), found.get("image_size") or (None, None)
+    if stated is None and 0 not in patch and None not in image_size:
+        grid = tuple(-(-side // _stride(found)) // size for side, size in zip(image_size, patch, strict=True))
+        stated = grid if grid[0] * grid[1] in counts.values() else None
     if stated is None:
         for prefix, count in counts.items():
             side = math.isqrt(max(count, 0))
@@ -196,15 +194,6 @@ def _positions(file, found, grid_size):
         f"Expected {where} to be the (rows, columns) of the {counts[order[0]]} position embeddings of patches in "
         f"{file.path!r}. Received: {stated!r}"
     )
-
-
-def _grid_of_image(found, counts):
-    """Returns the grid for the file's image size if it matches the length of the table, else None."""
-    patch, image_size = found.get("patch_size") or (0, 0), found.get("image_size") or (None, None)
-    if 0 in patch or None in image_size:
-        return None
-    grid = tuple(-(-side // _stride(found)) // size for side, size in zip(image_size, patch, strict=True))
-    return grid if grid[0] * grid[1] in counts else None
 
 
 def positions_for(file, positions, grid, num_prefix):

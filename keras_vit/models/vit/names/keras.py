@@ -1,8 +1,8 @@
 """The names of weights in Keras' own .weights.h5 files, which number the weights of each layer."""
 
-import dataclasses
+import re
 
-from keras_vit.weights.source import ENTRANCES, Name, Source
+from keras_vit.weights.source import Name, Source
 
 # The names of a layer's weights, by their index in the order of creation.
 _NAMES = (
@@ -12,10 +12,6 @@ _NAMES = (
     ("moving_variance",),
 )
 _NUMBERS = {name: number for number, names in enumerate(_NAMES) for name in names}
-
-
-# The families by the name of their first block.
-_FAMILIES = {"block_00/": "vit", "stage_1_block_01/": "efficientnet", "stage_1_unit_01/": "bit"}
 
 
 class KerasSource(Source):
@@ -44,12 +40,10 @@ class KerasSource(Source):
         return f"{layer}/{names[int(number)]}" if number.isdecimal() and int(number) < len(names) else None
 
     def knows(self, keys):
-        return any(f"{entrance.removesuffix('/kernel')}/0" in keys for entrance in ENTRANCES)
-
-    def spelled(self, keys):
-        """Returns this source with the family that the keys belong to."""
-        families = (family for prefix, family in _FAMILIES.items() if any(key.startswith(prefix) for key in keys))
-        return dataclasses.replace(self, family=next(families, "vit"))
+        return any(re.match(self.mark, key) for key in keys)
 
 
-KERAS = KerasSource("keras", {}, activation=None, layer_norm_epsilon=None, resnet_epsilons=None)
+def keras_source(family, first_block):
+    """Returns the source of Keras' own files of a family, which is recognised by the name of the first block."""
+    unknown = dict.fromkeys(("activation", "layer_norm_epsilon", "resnet_epsilons"))
+    return KerasSource("keras", {}, family=family, mark=f"{first_block}/", **unknown)
