@@ -32,7 +32,12 @@ class CanonicalFile:
     def __init__(self, file, source, prefix=""):
         self.file, self.path, self.facts, self.container = file, file.path, file.facts, file.container
         self.prefix = prefix
-        self.own = _own_facts(file)
+        # The metadata that `save_weights` wrote.
+        own = file.facts.get("keras_vit")
+        self.own = own if isinstance(own, dict) else {}
+        if not isinstance(self.own.get("config", {}), dict):
+            what = f"its metadata is damaged. Expected config as a dict. Received: {own['config']!r}"
+            raise refuse(file.path, what)
         try:
             entries, inner = file.entries, below(file.entries, prefix)
             canonical, ignored = source.canonical_keys({name: entries[key] for name, key in inner.items()})
@@ -116,15 +121,6 @@ class CanonicalFile:
             for key in by_place[place]:
                 index = self.places[key].index
                 yield key, array if index is None else array[index]
-
-
-def _own_facts(file):
-    """Returns the metadata that `save_weights` wrote, or {}; raises if they are damaged."""
-    facts = file.facts.get("keras_vit")
-    facts = facts if isinstance(facts, dict) else {}
-    if not isinstance(facts.get("config", {}), dict):
-        raise refuse(file.path, f"its metadata is damaged. Expected config as a dict. Received: {facts['config']!r}")
-    return facts
 
 
 def below(keys, prefix):

@@ -24,16 +24,13 @@ def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
         return
     default, problem_type = f"{DEFAULT} {'timm' if of_timm else 'transformers'}", config.get("problem_type")
     origin = default if problem_type is None else STATED
-    found.attempt(origin, "task", lambda: _task(found.path, problem_type, usual))
+    if problem_type is None or problem_type in tuple(TASKS):
+        found.put(origin, task=TASKS.get(problem_type, usual))
+    else:
+        found.leave(str(_invalid(found.path, f"problem_type as one of {', '.join(TASKS)}", problem_type)), "task")
     if of_timm and isinstance(labels, dict) and not _is_numbered(labels):
         labels = None
     found.attempt(default if labels is None else STATED, "class_names", lambda: _names(found, labels, of_timm))
-
-
-def _task(path, problem_type, usual):
-    if problem_type is not None and problem_type not in tuple(TASKS):
-        raise _invalid(path, f"problem_type as one of {', '.join(TASKS)}", problem_type)
-    return TASKS.get(problem_type, usual)
 
 
 def _names(found, labels, of_timm):

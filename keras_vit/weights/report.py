@@ -84,12 +84,14 @@ class WeightsMismatchError(ValueError):
 
     def __init__(self, path, model, there, here, unexpected, missing, mismatched, hints=()):
         self.unexpected, self.missing, self.mismatched = list(unexpected), list(missing), dict(mismatched)
+        pairs = {name: (size, here.sizes.get(name)) for name, size in there.sizes.items()}
+        differing = [name for name, (a, b) in pairs.items() if a != b and None not in (a, b)]
         shapes = [f"{key}: {there} in the file, {needed} needed" for key, (there, needed) in self.mismatched.items()]
         lines = [
             f"{os.fspath(path)!r} does not fit model {model!r}. Nothing was loaded.",
             f"  The file:  {there.description}.",
             f"  The model: {here.description}.",
-            *_differing(there.sizes, here.sizes),
+            *([f"  They differ in {', '.join(differing)}."] if differing else []),
             *self._listed("In the file, but not in the model", self.unexpected),
             *self._listed("In the model, but not in the file", self.missing),
             *self._listed("With another shape", shapes),
@@ -105,9 +107,3 @@ class WeightsMismatchError(ValueError):
         yield from (f"    {name}" for name in names[: self._SHOWN])
         if len(names) > self._SHOWN:
             yield f"    ... and {len(names) - self._SHOWN} more"
-
-
-def _differing(there, here):
-    """Returns a line with the names of sizes that are known on both sides and differ, if there are any."""
-    names = [name for name, size in there.items() if None not in (size, here.get(name)) and size != here[name]]
-    return [f"  They differ in {', '.join(names)}."] if names else []

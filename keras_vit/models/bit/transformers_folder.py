@@ -9,13 +9,8 @@ from keras_vit.weights.transformers_config import id2label, with_prefix
 def write_folder(path, arrays, record, facts):
     """Writes the files of a folder, each completely or not at all; `arrays` has the keys of `HUGGINGFACE_BIT`."""
     preprocessor = transformers_config.preprocessor_config(facts, record.in_channels)
-    arrays = with_prefix(arrays, "bit." if record.num_classes else "")
-    transformers_config.write_folder(path, arrays, _bit_config(record), facts, preprocessor)
-
-
-def _bit_config(record):
-    width = int(ROOT_WIDTH * record.width_factor)
-    return {
+    arrays, width = with_prefix(arrays, "bit." if record.num_classes else ""), int(ROOT_WIDTH * record.width_factor)
+    config = {
         "architectures": ["BitForImageClassification" if record.num_classes else "BitModel"],
         "model_type": "bit",
         "num_channels": record.in_channels,
@@ -26,3 +21,4 @@ def _bit_config(record):
         **HUGGINGFACE_BIT.config,
         **id2label(record),
     }
+    transformers_config.write_folder(path, arrays, config, facts, preprocessor)

@@ -140,7 +140,11 @@ def connect(
         x = position_layer(x, feature_map) if config.any_size else position_layer(x)
     if dropout_rate:
         x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
-    rotary = _rotary_embedding(config, feature_map)
+    rotary = None
+    if config.rotary_embedding is not None:
+        width = config.head_dim or config.hidden_dim // config.num_heads
+        options = config.rotary_embedding, width, config.patch_size, config.rotary_grid
+        rotary = layers.RotaryEmbedding(*options, name="rotary_embedding")(feature_map)
     if config.norm_before_blocks:
         x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm_before_blocks")(x)
     if patch_dropout_rate:
@@ -169,19 +173,6 @@ def connect(
     if not config.norm_after_pooling:
         x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm")(x)
     return _head(config, x, sizes, head_init)
-
-
-def _rotary_embedding(config, feature_map):
-    """Adds the layer of rotary positions; returns its output, or None."""
-    if config.rotary_embedding is None:
-        return None
-    return layers.RotaryEmbedding(
-        config.rotary_embedding,
-        config.head_dim or config.hidden_dim // config.num_heads,
-        config.patch_size,
-        config.rotary_grid,
-        name="rotary_embedding",
-    )(feature_map)
 
 
 def _head(config, tokens, sizes, head_init):

@@ -65,13 +65,9 @@ def source_for(source, config):
             rows |= {**names.SPLIT_QKV, **names.SPLIT_BIASES}
         elif not config.key_bias:
             rows |= names.QUERY_VALUE_BIASES
-        if _splits_gates(config):
+        if config.gated_mlp and (config.mlp_norm or config.rotary_embedding == "dinov3"):
             rows |= names.SPLIT_GATES
     return dataclasses.replace(source, names=rows)
-
-
-def _splits_gates(config):
-    return config.gated_mlp and (config.mlp_norm or config.rotary_embedding == "dinov3")
 
 
 def timm_settings(config):

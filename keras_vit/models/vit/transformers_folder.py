@@ -1,7 +1,7 @@
 """Writes ViT folders that Hugging Face transformers loads, by a table of its model classes."""
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras_vit.models.vit.checkpoint.transformers import ACTIVATIONS
 from keras_vit.models.vit.config import ViTConfig
@@ -48,8 +48,10 @@ class Kind(NamedTuple):
         gated = self.source.gated_activation if record.gated_mlp else None
         if record.activation not in (ACTIVATIONS.values() if gated is None else (gated,)):
             yield "activation", gated or "one that transformers has", record.activation
-        if "mlp_ratio" in _own(self, record) and not _fits_ratio(record):
-            yield "mlp_dim", "a size that an mlp_ratio gives", record.mlp_dim
+        if self.source is DINOV2:
+            width = record.hidden_dim * _ratio(record)
+            if record.mlp_dim != ((int(width * 2 / 3) + 7) // 8 * 8 if record.gated_mlp else width):
+                yield "mlp_dim", "a size that an mlp_ratio gives", record.mlp_dim
 
 
 _HEAD = {"head": True}
@@ -138,7 +140,7 @@ def _config(kind, record, facts):
     return config | id2label(record)
 
 
-def _own(kind, record) -> dict[str, Any]:
+def _own(kind, record):
     """Returns the values of config.json that only some classes have."""
     if kind.source in (CLIP, SIGLIP):
         dim = {} if record.projection_dim is None else {"projection_dim": record.projection_dim}
@@ -163,8 +165,3 @@ def _own(kind, record) -> dict[str, Any]:
 def _ratio(record):
     """Returns DINOv2's mlp_ratio, an integer. Gated MLPs have 2/3 of that width, rounded up to a multiple of 8."""
     return round(record.mlp_dim * (3 / 2 if record.gated_mlp else 1) / record.hidden_dim)
-
-
-def _fits_ratio(record):
-    width = record.hidden_dim * _ratio(record)
-    return record.mlp_dim == ((int(width * 2 / 3) + 7) // 8 * 8 if record.gated_mlp else width)
