@@ -77,6 +77,40 @@ def gif(frames, screen, frame):
     return data[:6] + struct.pack("<HH", *screen) + data[10:start] + data[start:-1] * frames + b";"
 
 
+CHUNKS = (
+    *(b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"PLTE", b"tRNS", b"sPLT", b"pCAL", b"sCAL", b"hIST", b"abCd"),
+    *(b"IDAT", b"IEND"),
+)
+
+
+def long_chunk(kind):
+    """A PNG of 141 bytes with a chunk that claims 2 GB."""
+    return png(8, 8)[:33] + struct.pack(">I", 2**31 - 1) + kind + b"x" * 100
+
+
+def tiff(tags, size, held):
+    """A TIFF with more tags, each of `size` bytes, which share the same `held` bytes."""
+    fields = {256: (3, 8), 257: (3, 8), 258: (3, 8), 259: (3, 1), 262: (3, 1), 273: (4, 8), 277: (3, 1), 278: (3, 8)}
+    fields = {tag: (kind, 1, value) for tag, (kind, value) in fields.items()} | {279: (4, 1, 64)}
+    fields |= {40_000 + i: (1, size, 8) for i in range(tags)}
+    listed = b"".join(struct.pack("<HHII", tag, *field) for tag, field in fields.items())
+    return struct.pack("<4sI", b"II*\0", 8 + held) + bytes(held) + struct.pack("<H", len(fields)) + listed + bytes(4)
+
+
+def long_parts():
+    """Returns {name: bytes} of small files with a part that is longer than the rest of the file."""
+    jpeg, webp, still = jpeg_sequential(8, 1), _by_pillow(8, "WEBP"), gif(1, (8, 8), (8, 8))
+    found = {f"PNG, {kind.decode()} of 2 GB": long_chunk(kind) for kind in CHUNKS}
+    return found | {
+        "JPEG, comment of 65 kB": jpeg[:2] + b"\xff\xfe\xff\xff" + jpeg[2:],
+        "WebP of 2 GB": webp[:4] + struct.pack("<I", 2**31) + webp[8:],
+        "WebP, chunk of 2 GB": webp[:16] + struct.pack("<I", 2**31) + webp[20:],
+        "GIF, comment of 255 bytes": still[:25] + b"!\xfe\xff",
+        "TIFF, tag of 2 GB": tiff(1, 2**31, 64),
+        "TIFF, 1,000 tags that share 1 MB": tiff(1000, 10**6, 10**6),
+    }
+
+
 def pictures(side):
     """Returns {name: bytes} of files that ask for as much work as they can, most of `side` x `side` pixels."""
     exif, whole = segment(0xE1, b"Exif\0\0" + bytes(65_000)), jpeg_sequential(side, 1)
@@ -108,6 +142,7 @@ def pictures(side):
         "TIFF": _by_pillow(side, "TIFF", compression="tiff_deflate"),
         "JPEG 2000": _by_pillow(side, "JPEG2000"),
         "BMP of no pixels": _by_pillow(side, "BMP")[:54],
+        **long_parts(),
     }
 
 

@@ -5,7 +5,6 @@ blocks again. This module limits pixels, sides and scans, both for Pillow and fo
 """
 
 import io
-import itertools
 import os
 import re
 import zlib
@@ -13,6 +12,7 @@ import zlib
 import numpy as np
 
 from keras_vit.files import absent
+from keras_vit.images.parts import END, JPEG, MAX_PARTS, PNG, SCAN, START, check_parts, chunks, markers
 
 # A JPEG's pixels x scans are at most MAX_SCANS x `max_pixels`, so smaller JPEGs may have more scans. Encoders write
 # about 10 scans.
@@ -23,9 +23,6 @@ MAX_TEXTS = 8
 PIECE = 1 << 16
 # Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
-# Segments of a JPEG that TensorFlow visits to count scans.
-MAX_SEGMENTS = 2_000
-JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 # EPS runs Ghostscript. BLP may hold a JPEG whose scans are not counted. Pillow only identifies BUFR, GRIB and HDF5.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -37,9 +34,6 @@ _ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
 ORIENTATION = 0x0112
 # Orientations that reverse the rows, and that reverse the columns. Orientations from 5 are transposed first.
 _FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
-_START, _SCAN, _END = 0xD8, 0xDA, 0xD9
-# Restart markers (D0 to D7) and escaped bytes are part of a scan's data, so they do not match.
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 
 
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
@@ -82,7 +76,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
         with open(file, "rb") as opened:
             data = opened.read()
     try:
-        _check_parts(data)
+        check_parts(data)
         Image.init()
         with Image.open(io.BytesIO(data), formats=[kind for kind in Image.OPEN if kind not in NOT_READ]) as image:
             _check_work(data, image.size, max_pixels)
@@ -117,14 +111,6 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
         raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
 
 
-def _check_parts(data):
-    """Raises if a JPEG or PNG has so many small segments or chunks that Pillow would take seconds for them."""
-    parts = _markers(data) if data.startswith(JPEG) else _chunks(data) if data.startswith(PNG[:8]) else ()
-    most = MAX_SEGMENTS + len(data) // 1024
-    if any(True for _ in itertools.islice(parts, most, None)):
-        raise ValueError(f"expected at most {most} segments or chunks")
-
-
 def _check_work(data, size, max_pixels):
     """Raises if an image of (width, height) `size` is too large, or is a JPEG with too many scans."""
     pixels = size[0] * size[1]
@@ -136,26 +122,7 @@ def _check_work(data, size, max_pixels):
 
 def num_scans(jpeg):
     """Returns the number of scans of a JPEG; pictures inside its segments or after its end do not count."""
-    return sum(marker == _SCAN for marker in _markers(jpeg))
-
-
-def _markers(jpeg):
-    """Yields the markers of a JPEG up to its end, without restart markers."""
-    position = 2
-    while (found := _MARKER.search(jpeg, position)) and found[1][0] != _END:
-        marker, position = found[1][0], found.end()
-        if marker >= 0xC0 and marker != _START:
-            position += max(2, int.from_bytes(jpeg[position : position + 2], "big"))
-        yield marker
-
-
-def _chunks(png):
-    """Yields the name, start and end of each chunk of a PNG."""
-    end = 4
-    while end + 12 < len(png):
-        start = end + 12
-        end = start + int.from_bytes(png[start - 8 : start - 4], "big")
-        yield png[start - 4 : start], start, end
+    return sum(marker == SCAN for marker, _, _ in markers(jpeg))
 
 
 def _check_rows(data, image):
@@ -172,7 +139,7 @@ def _check_rows(data, image):
         width, height = -(-(image.width - left) // across), -(-(image.height - top) // down)
         missing += height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
     unpacker = zlib.decompressobj()
-    for name, start, end in _chunks(data):
+    for name, start, end in chunks(data):
         # Decompress in pieces, since each call copies the unread rest of its piece.
         for position in range(start, end if name == b"IDAT" else start, PIECE):
             packed = data[position : min(position + PIECE, end)]
@@ -201,8 +168,33 @@ def png_header(encoded, max_pixels, max_side=MAX_SIDE):
     # Unsigned sizes of 2**31 and more become negative, so they are rejected.
     sides = tf.io.decode_raw(tf.strings.substr(encoded, len(PNG), 8), "int32", little_endian=False)
     size = tf.cast(tf.ensure_shape(sides, (2,))[::-1], "int64")
-    texts = _count(encoded, b"zTXt") + _count(encoded, b"iTXt")
-    return size, _fits(size, max_pixels, max_side) & (texts <= MAX_TEXTS)
+    return size, _fits(size, max_pixels, max_side) & (_texts(encoded) <= MAX_TEXTS)
+
+
+def _texts(encoded):
+    """Returns the number of compressed texts of a PNG; fails if a chunk exceeds the file, or if it has too many."""
+    import tensorflow as tf
+
+    size = tf.strings.length(encoded)
+    last, *texts = (int.from_bytes(name, "big") for name in (b"IEND", b"zTXt", b"iTXt"))
+
+    def going_on(start, found):
+        return (start <= tf.cast(size - 12, "int64")) & (found <= MAX_TEXTS)
+
+    def step(start, found):
+        head = tf.strings.substr(encoded, tf.cast(start, "int32"), 8)
+        length, name = tf.unstack(tf.cast(tf.io.decode_raw(head, "int32", little_endian=False), "int64"), num=2)
+        # The length has no sign. The checksum of 4 bytes may be missing at the end of the file.
+        end = start + 8 + length % (1 << 32)
+        end = tf.where((name == last) & (end <= tf.cast(size, "int64")), tf.cast(size, "int64"), end)
+        return end + 4, found + tf.cast(tf.reduce_any(name == texts), "int64")
+
+    begin, most = (tf.constant(8, "int64"), tf.constant(0, "int64")), MAX_PARTS + size // 1024
+    start, found = tf.while_loop(going_on, step, begin, parallel_iterations=1, maximum_iterations=most)
+    whole = ~going_on(start, found) & (start - 4 <= tf.cast(size, "int64"))
+    message = f"Expected a PNG whose chunks end within the file, at most {MAX_PARTS} and one for each 1,024 bytes"
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=whole, data=[message])]):
+        return tf.identity(found)
 
 
 def _fits(size, max_pixels, max_side):
@@ -231,17 +223,17 @@ def _scans(encoded, most):
         return tf.gather(marks, tf.minimum(tf.searchsorted(marks, position[None])[0], tf.size(marks) - 1))
 
     def going_on(place, scans):
-        return (data[place + 1] != _END) & (scans <= most)
+        return (data[place + 1] != END) & (scans <= most)
 
     def step(place, scans):
         kind = data[place + 1]
         length = tf.maximum(256 * data[place + 2] + data[place + 3], 2)
-        length = tf.where((kind >= 0xC0) & (kind != _START), length, 0)
-        return marker(place + 2 + length), scans + tf.cast(kind == _SCAN, "int64")
+        length = tf.where((kind >= 0xC0) & (kind != START), length, 0)
+        return marker(place + 2 + length), scans + tf.cast(kind == SCAN, "int64")
 
     start = (marker(tf.constant(2, "int64")), tf.constant(0, "int64"))
-    place, scans = tf.while_loop(going_on, step, start, parallel_iterations=1, maximum_iterations=MAX_SEGMENTS)
-    return tf.where(data[place + 1] == _END, scans, most + 1)
+    place, scans = tf.while_loop(going_on, step, start, parallel_iterations=1, maximum_iterations=MAX_PARTS)
+    return tf.where(data[place + 1] == END, scans, most + 1)
 
 
 def decode_jpeg(encoded, channels):

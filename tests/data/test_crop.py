@@ -128,6 +128,8 @@ BROKEN = {
     "huge": HUGE_PNG,
     "many scans": hostile_images.jpeg_scans(64, 20),
     "many texts": hostile_images.png_text(b"zTXt", 9),
+    "text of 2 GB": hostile_images.long_chunk(b"tEXt"),
+    "webp chunk of 2 GB": hostile_images.long_parts()["WebP, chunk of 2 GB"],
     "png of few rows": hostile_images.png(16, 16, rows=15),
     "gif frame beyond its screen": hostile_images.gif(1, (8, 8), (400, 400)),
     "array of other channels": _npy(np.zeros((5, 5, 2))),

@@ -8,6 +8,7 @@ from keras_vit.config import Preprocessing
 from keras_vit.prediction.classify import read_image
 from tests import hostile_images
 from tests.export.bodies import bad_images, encoded, pixels
+from tests.memory import needs_linux, peak
 from tests.tiny import build
 
 tf = pytest.importorskip("tensorflow")
@@ -79,6 +80,7 @@ def test_max_pixels_is_the_largest_accepted_size():
         (hostile_images.png_text(b"zTXt", 9), "too_large"),
         (hostile_images.png_text(b"iTXt", 9), "too_large"),
         (hostile_images.png(64, 64, rows=63), "damaged"),
+        (hostile_images.png(8, 8, before=hostile_images.chunk(b"abCd", b"") * 5000), "damaged"),
         (hostile_images.png(64, 65), "too_large"),
         # The scans of thumbnails do not count.
         (encoded_with_thumbnails(3), "ok"),
@@ -87,6 +89,17 @@ def test_max_pixels_is_the_largest_accepted_size():
 )
 def test_costly_small_file_has_status(data, status):
     assert STATUSES[int(ImageReader((8, 8), max_pixels=64 * 64)([data])[1][0])] == status
+
+
+@needs_linux
+def test_chunk_beyond_end_takes_no_memory():
+    reader = tf.function(ImageReader((8, 8)), autograph=False, input_signature=[tf.TensorSpec((None,), "string")])
+    reader([encoded(0)] * 4)
+    for kind in hostile_images.CHUNKS:
+        with_chunk, found = hostile_images.long_chunk(kind), []
+        assert peak(lambda data=with_chunk, found=found: found.extend(reader([data] * 4)[1].numpy())) < 50, kind
+        assert [STATUSES[status] for status in found] == ["damaged"] * 4
+    assert reader([hostile_images.long_parts()["JPEG, comment of 65 kB"]])[1].numpy() == [STATUSES.index("damaged")]
 
 
 def test_long_thin_image_is_cropped_before_resize():

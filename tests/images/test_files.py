@@ -7,6 +7,7 @@ from PIL import Image
 
 from keras_vit.images import files as image_files
 from keras_vit.images.files import num_scans, read_pixels
+from keras_vit.images.parts import check_parts
 from tests import hostile_images
 from tests.errors import refuses
 from tests.pictures import write_jpegs
@@ -114,6 +115,25 @@ def test_hostile_file_is_refused_by_name(tmp_path, name):
     (tmp_path / "x.img").write_bytes(data)
     most = {"side": 70_000, "more than Pillow allows": 300_000_000}.get(name, 4096)
     refuses(f"Cannot read .*x.img.*{reason}", read_pixels, tmp_path / "x.img", max_pixels=most)
+
+
+@pytest.mark.parametrize("name", hostile_images.long_parts())
+def test_part_beyond_end_of_file_is_refused(name):
+    refuses("expected parts that end within the file", read_pixels, hostile_images.long_parts()[name])
+
+
+def test_honest_files_of_all_formats_pass_check_of_parts():
+    for kind, options in (
+        *(("PNG", {}), ("JPEG", {"exif": b"Exif\0\0" + bytes(9)}), ("JPEG", {"progressive": True})),
+        *(("WEBP", {}), ("WEBP", {"save_all": True, "lossless": True}), ("BMP", {}), ("JPEG2000", {})),
+        *(("GIF", {"comment": b"a" * 700}), ("TIFF", {}), ("TIFF", {"big_tiff": True, "compression": "tiff_lzw"})),
+    ):
+        data = encoded(kind=kind, **options)
+        check_parts(data)
+        # Files may have other bytes behind their end, and the last checksum of a PNG may be missing.
+        check_parts(data + bytes(100))
+        assert read_pixels(data).shape == (30, 40, 3)
+    check_parts(encoded(kind="PNG")[:-4])
 
 
 def test_black_png_of_any_mode_is_complete():
