@@ -52,8 +52,18 @@ def _write_into(device, draft):
         shutil.copyfileobj(source, target)
 
 
+def regular_file(path, expected):
+    """Returns a path; raises FileNotFoundError if it is not a regular file. Reading a pipe or device could block."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"Expected {expected}. Received: {absent(path)}")
+    return path
+
+
 def absent(path):
-    """Describes a path that does not exist for an error; a relative path with the current folder."""
+    """Describes a path that is not of the expected kind for an error; if it does not exist, with the current folder."""
+    if os.path.exists(path):
+        is_file = "a file" if os.path.isfile(path) else "a pipe, a device or a socket"
+        return f"{os.fsdecode(path)!r}, which is {'a folder' if os.path.isdir(path) else is_file}"
     start = "" if os.path.isabs(path) else f" in the current folder {os.getcwd()!r}"
     return f"{os.fsdecode(path)!r}, which does not exist{start}"
 

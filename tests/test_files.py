@@ -3,10 +3,18 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import pytest
 
 from keras_vit import files
+from keras_vit.evaluation import imagenet_real_accuracy
+from keras_vit.export.serving import read_labels
 from keras_vit.files import draft_folder, put_folder, remove_abandoned, replacing
+from keras_vit.images.files import read_pixels
+from keras_vit.images.table import csv_rows, read_columns
+from keras_vit.prediction.files import find_images
+from keras_vit.semi_supervised import PseudoLabels
+from tests.errors import refuses
 
 # The module imports no Keras, so that child processes start at once.
 WRITER = """
@@ -22,6 +30,32 @@ def test_absent_names_the_current_folder_of_relative_paths(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert files.absent("a.npz") == f"'a.npz', which does not exist in the current folder {str(tmp_path)!r}"
     assert files.absent(tmp_path / "a.npz") == f"{str(tmp_path / 'a.npz')!r}, which does not exist"
+
+
+READERS = {
+    "image": read_pixels,
+    "table": read_columns,
+    "rows": csv_rows,
+    "images in a table": lambda path: find_images([path]),
+    "listed image": lambda path: find_images([path.with_suffix(".png")]),
+    "class names": lambda path: read_labels(path, 5),
+    "pseudo labels": PseudoLabels.load,
+    "real labels": lambda path: imagenet_real_accuracy(None, np.zeros((1, 5)), path),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+@pytest.mark.parametrize("name", READERS)
+def test_pipe_and_device_are_refused_before_reading(tmp_path, name):
+    pipe, device = tmp_path / "pipe.csv", tmp_path / "device.csv"
+    for path in (pipe, pipe.with_suffix(".png")):
+        os.mkfifo(path)
+    for path in (device, device.with_suffix(".png")):
+        path.symlink_to("/dev/zero")
+    expected = "Expected .*(which is a pipe, a device or a socket|There are none at)"
+    refuses(expected, READERS[name], pipe, error=FileNotFoundError)
+    refuses(expected, READERS[name], device, error=FileNotFoundError)
+    refuses("Expected ", READERS[name], tmp_path / "none.csv", error=FileNotFoundError)
 
 
 def writer(path):

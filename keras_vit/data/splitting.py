@@ -111,9 +111,8 @@ def splits(
     if path.is_file() and is_table:
         return _splits_from_table(path, path.parent if images is None else images, holdout, columns)
     if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
-        received = repr(str(data)) if path.exists() else absent(data)
         raise FileNotFoundError(
-            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {received}"
+            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {absent(data)}"
         )
 
     def make(part, **options):

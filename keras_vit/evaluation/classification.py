@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from keras_vit import arguments
 from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
 from keras_vit.evaluation.features import outputs_and_classes, outputs_and_labels
+from keras_vit.files import regular_file
 from keras_vit.models.graph import is_graph
 
 # Image number, counted from 1, as in ILSVRC2012_val_00000001.JPEG. The class's WordNet id may follow.
@@ -146,7 +147,7 @@ def _real_labels(labels):
     if isinstance(labels, (str, os.PathLike)):
         name = os.fspath(labels)
         try:
-            labels = json.loads(Path(name).read_text(encoding="utf-8"))
+            labels = json.loads(Path(regular_file(name, "a JSON file of labels")).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"Expected JSON in {name!r}. Received: {error}") from error
     for i, classes in enumerate(labels if isinstance(labels, (list, tuple)) else [labels]):

@@ -13,7 +13,7 @@ from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.checked import refuse_existing, write_checked
 from keras_vit.export.formats import FORMATS
-from keras_vit.files import absent
+from keras_vit.files import regular_file
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
 from keras_vit.prediction.classes import ids_and_names, output_activation
@@ -153,9 +153,8 @@ def saved_model(
 def read_labels(labels, num_classes):
     """Returns class names from a list or a text file."""
     if isinstance(labels, (str, os.PathLike)):
-        if not os.path.isfile(labels):
-            raise FileNotFoundError(f"Expected `labels` as a text file, a class per line. Received: {absent(labels)}")
-        labels = Path(labels).read_text(encoding="utf-8").splitlines()
+        path = regular_file(labels, "`labels` as a text file, a class per line")
+        labels = Path(path).read_text(encoding="utf-8").splitlines()
     names = [str(name) for name in labels]
     if len(names) != num_classes:
         raise ValueError(f"Expected `labels` to name {num_classes} classes. Received: {len(names)} names")

@@ -8,10 +8,11 @@ import io
 import os
 import re
 import zlib
+from pathlib import Path
 
 import numpy as np
 
-from keras_vit.files import absent
+from keras_vit.files import regular_file
 from keras_vit.images.parts import END, JPEG, MAX_PARTS, PNG, SCAN, START, check_parts, chunks, markers
 
 # A JPEG's pixels x scans are at most MAX_SCANS x `max_pixels`, so smaller JPEGs may have more scans. Encoders write
@@ -63,18 +64,11 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
         raise ValueError(f"Expected images of 1, 3 or 4 channels. Received: {channels} channels")
     of_bytes = isinstance(file, bytes)
     name = f"{len(file)} bytes" if of_bytes else os.fspath(file)
-    if not of_bytes and not os.path.isfile(file):
-        received = f"{name!r}, which is a folder" if os.path.isdir(file) else absent(file)
-        raise FileNotFoundError(f"Expected an image file. Received: {received}")
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise ImportError("Reading images needs Pillow: pip install pillow") from error
-    if of_bytes:
-        data = file
-    else:
-        with open(file, "rb") as opened:
-            data = opened.read()
+    data = file if of_bytes else Path(regular_file(file, "an image file")).read_bytes()
     try:
         check_parts(data)
         Image.init()

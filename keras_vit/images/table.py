@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vit.files import absent
+from keras_vit.files import regular_file
 
 logger = logging.getLogger("keras_vit.data")
 
@@ -38,8 +38,6 @@ def read_columns(frame):
             lines = frame.lines
         return columns, lines, "."
     path = Path(frame)
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected `frame` to be a CSV file or a DataFrame. Received: {absent(path)}")
     header, *rows = csv_rows(path) or [[]]
     lines = "line", range(2, len(rows) + 2)
     bad = [(i, f"{len(row)} cells") for i, row in enumerate(rows) if len(row) != len(header)]
@@ -50,7 +48,7 @@ def read_columns(frame):
 def csv_rows(path):
     """Reads a CSV file, header included, as lists of cells; a blank line is an empty list."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with open(regular_file(path, "a CSV file or a DataFrame"), newline="", encoding="utf-8-sig") as file:
             return list(csv.reader(file, strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"Expected a CSV file in UTF-8. {str(path)!r}: {error}") from error

@@ -2,7 +2,6 @@ import dataclasses
 import hashlib
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,7 +9,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.config import config_of
-from keras_vit.files import replacing
+from keras_vit.files import regular_file, replacing
 from keras_vit.prediction.classes import ids_and_names, output_activation
 from keras_vit.prediction.inputs import to_numpy
 from keras_vit.prediction.outputs import image_batches, predict_batches
@@ -72,8 +71,7 @@ class PseudoLabels:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "PseudoLabels":
         """Reads a file that `save` wrote; raises FileNotFoundError if there is none, ValueError if it is damaged."""
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"Expected `path` to be a file of pseudo labels. Received: {str(path)!r}")
+        regular_file(path, "`path` to be a file of pseudo labels")
         try:
             with np.load(path, allow_pickle=False) as file:
                 members = dict(file)

@@ -42,7 +42,7 @@ def test_splits_refuse_invalid_data(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no folder 'cifar10'. As the name"):
         data.splits("cifar10", data_dir=tmp_path)("train", **OPTIONS)
     (tmp_path / "labels.txt").write_text("path,label")
-    not_found("labels.txt'$", data.splits, tmp_path / "labels.txt")
+    not_found("labels.txt', which is a file$", data.splits, tmp_path / "labels.txt")
     refuses("`holdout` in", data.splits, tmp_path, holdout=2)
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
