@@ -26,7 +26,7 @@ _SPLIT_PATHS = {
     r".*\battention/attention_output/kernel": ("model", None, None),
     # These are tensors inside a block, not variables; see `layers.placement`.
     "heads of a kernel": (None, None, "model", None),
-    "heads of tokens": (None, "data", "model", None, None),
+    "heads of tokens": ("data", None, None, "model", None),
     r".*\bblock_\d+/mlp/dense_1/output": ("data", None, "model"),
 }
 # Outputs that stay on the device of their images. Without this layout, XLA may send outputs, which grow with the batch,

@@ -102,7 +102,7 @@ def class_weights(outputs, classes):
 
 def _score_gradient(attention, tokens, gradient):
     """Converts the gradient of an attention layer's output to the gradient of its attention weights, in NumPy."""
-    value = to_numpy(attention.project(tokens)[2]).transpose(0, 2, 1, 3)
+    value = to_numpy(attention.project(tokens)[2])
     # The output projection takes the concatenated heads A V.
     of_heads = np.matmul(to_numpy(gradient), to_numpy(attention.out.kernel).T).reshape(value.shape)
     return np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))

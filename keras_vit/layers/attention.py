@@ -112,8 +112,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         if self.qk_norm:
             self.query_norm = keras.layers.LayerNormalization(name="query_norm", **options)
             self.key_norm = keras.layers.LayerNormalization(name="key_norm", **options)
-            self.query_norm.build((None, self.num_heads, None, self.key_dim))
-            self.key_norm.build((None, self.num_heads, None, self.key_dim))
+            self.query_norm.build((None, None, self.num_heads, self.key_dim))
+            self.key_norm.build((None, None, self.num_heads, self.key_dim))
         if self.max_relative_distance is not None:
             self.relative_embeddings = self.add_weight(
                 name="relative_embeddings",
@@ -142,7 +142,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         if rotary is not None:
             query, key = (rotate(x, rotary, self.rotary_layout) for x in (query, key))
         if num_queries is not None:
-            query = query[:, :, :num_queries]
+            query = query[:, :num_queries]
         bias = None
         if self.max_relative_distance is not None:
             bias = self._relative_bias(query, ops.shape(tokens)[1])
@@ -154,14 +154,13 @@ class MultiHeadSelfAttention(CompositeLayer):
             x, scores = attend_unfused(query, key, value, bias, drop)
         else:
             x = attend(query, key, value, bias, training)
-        x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
         x = self.run(self.out, self.run(self.norm, x) if self.output_norm else x)
         outputs = [x]
         if return_attention_scores:
             outputs.append(scores)
         if return_keys:
-            outputs.append(ops.mean(key, axis=1))
+            outputs.append(ops.mean(key, axis=2))
         return tuple(outputs) if len(outputs) > 1 else x
 
     def _check_rotary(self, rotary):
@@ -185,14 +184,12 @@ class MultiHeadSelfAttention(CompositeLayer):
         return [*steps, ("out", queries * width * hidden_dim, queries * hidden_dim)]
 
     def project(self, tokens):
-        """Returns queries, keys and values, each (batch, num_heads, num_tokens, head_dim)."""
+        """Returns queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
         if active_layout("heads of a kernel") is None or self.quantization_mode:
-            shape = -1, ops.shape(tokens)[1], 3, self.num_heads, self.key_dim
-            qkv = ops.unstack(ops.reshape(self.run(self.qkv, tokens), shape), 3, axis=2)
-            # If the split comes first, PyTorch copies the gradients only once, into the gradient of the projection.
-            query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in qkv)
+            shape = -1, ops.shape(tokens)[1], self.num_heads, self.key_dim
+            query, key, value = (ops.reshape(x, shape) for x in ops.split(self.run(self.qkv, tokens), 3, axis=-1))
         else:
-            query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=0)
+            query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=2)
         if self.qk_norm:
             # The norms may have another dtype policy.
             query, key = self.run(self.query_norm, query), self.run(self.key_norm, key)
@@ -200,26 +197,26 @@ class MultiHeadSelfAttention(CompositeLayer):
         return query, key, value
 
     def _project_by_heads(self, tokens):
-        """Returns (3, batch, num_heads, num_tokens, head_dim), split over devices by the heads.
+        """Returns (batch, num_tokens, 3, num_heads, head_dim), split over devices by the heads.
 
         If the columns of the fused kernel were split, its parts would not be heads of queries, keys and values. XLA
         would collect the products on each device.
         """
         kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
         kernel = placed(kernel, "heads of a kernel")
-        qkv = ops.einsum("bnc,cphd->pbhnd", tokens, kernel)
+        qkv = ops.einsum("bnc,cphd->bnphd", tokens, kernel)
         if self.use_bias:
             bias = self.qkv.bias if self.key_bias else self.qkv.bias_without_keys()
-            qkv = qkv + ops.reshape(bias, (3, 1, self.num_heads, 1, self.key_dim))
+            qkv = qkv + ops.reshape(bias, (3, self.num_heads, self.key_dim))
         return placed(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
         """Returns the scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""
-        queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[2], num_keys))
+        queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[1], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
-        return ops.einsum("bhqd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
+        return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
     def compute_output_spec(
         self,

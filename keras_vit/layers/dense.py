@@ -26,7 +26,7 @@ class Dense(keras.layers.Dense):
 
     def call(self, inputs, training=None):
         x = kernels.dense(inputs, self.kernel, self.bias)
-        return x if self.activation is None else self.activation(x)
+        return x if self.activation is None else kernels.activate(x, self.activation)
 
     def build(self, input_shape):
         alpha = self.lora_alpha

@@ -29,6 +29,15 @@ def dense(x, kernel, bias=None):
     return ops.cast(x if bias is None else ops.add(x, bias), dtype)
 
 
+def activate(x, activation):
+    """Returns `activation(x)`; on JAX, computes the exact GELU by erf in float32."""
+    if keras.backend.backend() != "jax" or activation is not keras.activations.gelu:
+        return activation(x)
+    # JAX computes GELU by erfc, which takes several times as long, and rounds each of its steps in bfloat16.
+    y = ops.cast(x, "float32")
+    return ops.cast(0.5 * y * (1 + ops.erf(y * math.sqrt(0.5))), x.dtype)
+
+
 @contextlib.contextmanager
 def in_one_piece():
     """Turns off the slicing of long sequences in its block, for converters that have no loops."""
@@ -54,38 +63,70 @@ def _has_gpu():
 def attend(query, key, value, bias, training=False):
     """Computes `softmax(Q K^T / sqrt(head_dim)) V` without keeping the weights.
 
-    Inputs and output: (batch, num_heads, num_tokens, head_dim), where there may be fewer queries than keys. Uses the
+    Inputs and output: (batch, num_tokens, num_heads, head_dim), where there may be fewer queries than keys. Uses the
     backend's fused kernel. If there is none, long sequences are computed in slices of queries, so that memory grows
     linearly with their length.
     """
-    if not has_fused_kernel():
-        return _attend_in_slices(query, key, value, bias, training)
-    if keras.backend.backend() == "torch":
+    if keras.backend.backend() == "jax" and has_fused_kernel() and _suits_cudnn(query, key):
+        return _attend_by_cudnn(query, key, value, bias)
+    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+    if keras.backend.backend() == "torch" and has_fused_kernel():
         # Keras' own operation copies its inputs and takes no bias.
         from torch.nn import functional
 
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        x = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    else:
+        x = _attend_in_slices(query, key, value, bias, training)
+    return ops.transpose(x, (0, 2, 1, 3))
+
+
+def _suits_cudnn(query, key):
     # JAX's fused kernel needs 16 bits, as many queries as keys, and narrow heads.
-    unfused = keras.backend.standardize_dtype(query.dtype) == "float32" and _is_long(query)
-    if unfused or query.shape[2] != key.shape[2]:
-        return _attend_in_slices(query, key, value, bias, training)
-    length = ops.shape(query)[2]
-    # cuDNN has no gradient for odd lengths, such as 197. A masked padding token is faster than unfused attention.
-    odd = length % 2
-    query, key, value = (
-        ops.transpose(ops.pad(x, ((0, 0), (0, 0), (0, odd), (0, 0))), (0, 2, 1, 3)) for x in (query, key, value)
-    )
+    is_short = keras.backend.standardize_dtype(query.dtype) != "float32" or not _is_long(query.shape[1])
+    return is_short and query.shape[1] == key.shape[1]
+
+
+def _attend_by_cudnn(query, key, value, bias):
+    length = query.shape[1]
     if bias is not None:
         # cuDNN does not broadcast the bias over the queries.
         bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
-        bias = ops.pad(bias, ((0, 0), (0, 0), (0, odd), (0, odd)))
-    mask = ops.broadcast_to(ops.arange(length + odd) < length, (1, 1, length + odd, length + odd)) if odd else None
-    x = ops.dot_product_attention(query, key, value, bias=bias, mask=mask)[:, :length]
-    return ops.transpose(x, (0, 2, 1, 3))
+    attend_odd = _odd_attention() if length % 2 else ops.dot_product_attention
+    return attend_odd(query, key, value, bias)
+
+
+@functools.cache
+def _odd_attention():
+    """Returns cuDNN attention for odd numbers of tokens, such as 197."""
+    import jax
+
+    @jax.custom_vjp
+    def attend_odd(query, key, value, bias):
+        return ops.dot_product_attention(query, key, value, bias)
+
+    # cuDNN has no gradient for odd lengths. A masked padding token is faster than unfused attention.
+    attend_odd.defvjp(lambda *inputs: jax.vjp(_attend_padded, *inputs), lambda pullback, gradient: pullback(gradient))
+    return attend_odd
+
+
+def _attend_padded(query, key, value, bias):
+    length = query.shape[1]
+    query, key, value = (ops.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (query, key, value))
+    if bias is not None:
+        bias = ops.pad(bias, ((0, 0), (0, 0), (0, 1), (0, 1)))
+    mask = ops.broadcast_to(ops.arange(length + 1) < length, (1, 1, length + 1, length + 1))
+    return ops.dot_product_attention(query, key, value, bias, mask)[:, :length]
 
 
 def attend_unfused(query, key, value, bias, dropout=lambda weights: weights):
     """Returns the result of `attend` and the attention weights, (batch, num_heads, queries, keys)."""
+    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+    x, weights = _attend_by_head(query, key, value, bias, dropout)
+    return ops.transpose(x, (0, 2, 1, 3)), weights
+
+
+def _attend_by_head(query, key, value, bias, dropout=lambda weights: weights):
+    """Computes `attend_unfused` for queries, keys and values of (batch, num_heads, num_tokens, head_dim)."""
     scores = ops.matmul(query / math.sqrt(query.shape[-1]), ops.transpose(key, (0, 1, 3, 2)))
     if bias is not None:
         scores = scores + bias
@@ -97,9 +138,9 @@ def attend_unfused(query, key, value, bias, dropout=lambda weights: weights):
 
 def _attend_in_slices(query, key, value, bias, training):
     def attend_slice(query, key, value, bias=None):
-        return attend_unfused(query, key, value, bias)[0]
+        return _attend_by_head(query, key, value, bias)[0]
 
-    if not _is_long(query):
+    if not _is_long(query.shape[2]):
         return attend_slice(query, key, value, bias)
     length, head_dim = query.shape[2:]
     count = -(-length // _SLICE)
@@ -120,9 +161,8 @@ def _attend_in_slices(query, key, value, bias, training):
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
 
 
-def _is_long(query):
+def _is_long(length):
     # A length that is set at run time is None in TensorFlow, and a symbol when JAX exports.
-    length = query.shape[2]
     return isinstance(length, int) and length > _LONG
 
 

@@ -5,6 +5,7 @@ from keras_vit import activations, arguments
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
+from keras_vit.layers.kernels import activate
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -87,7 +88,7 @@ class MLP(CompositeLayer):
         x = self.run(self.dense_1, tokens)
         if self.gated:
             gate, x = ops.split(x, 2, axis=-1)
-            x = self.activation(gate) * x
+            x = activate(gate, self.activation) * x
         if self.inner_norm:
             x = self.run(self.norm, x)
         # Calling a no-op layer costs time on PyTorch.

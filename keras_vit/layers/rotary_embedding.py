@@ -107,16 +107,17 @@ class RotaryEmbedding(Layer):
 
 
 def rotate(x, angles, layout):
-    """Rotates the channels of the patches, the last tokens of (batch, num_heads, num_tokens, head_dim)."""
+    """Rotates the channels of the patches, the last tokens of (batch, num_tokens, num_heads, head_dim)."""
     dtype = x.dtype
     # Keras casts the inputs of layers, including the cosines and sines, to the compute dtype.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
-    num_prefix = ops.shape(x)[2] - ops.shape(angles)[0]
-    prefix, patches = x[:, :, :num_prefix], x[:, :, num_prefix:]
+    num_prefix = ops.shape(x)[1] - ops.shape(angles)[0]
+    prefix, patches = x[:, :num_prefix], x[:, num_prefix:]
     if layout == "halves":
         first, second = ops.split(patches, 2, axis=-1)
         turned = ops.concatenate([-second, first], axis=-1)
     else:
         turned = ops.stack([-patches[..., 1::2], patches[..., ::2]], axis=-1)
         turned = ops.reshape(turned, ops.shape(patches))
-    return ops.cast(ops.concatenate([prefix, patches * angles[:, 0] + turned * angles[:, 1]], axis=2), dtype)
+    cosines, sines = angles[:, None, 0], angles[:, None, 1]
+    return ops.cast(ops.concatenate([prefix, patches * cosines + turned * sines], axis=1), dtype)

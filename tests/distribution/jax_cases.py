@@ -145,7 +145,7 @@ def heads():
         layer = MultiHeadSelfAttention(4, **changes)
         layer.build(tokens.shape)
         values = [RNG.normal(size=v.shape).astype("float32") for v in layer.trainable_variables]
-        factors = RNG.normal(size=(3, 4, 4, 5, 6)).astype("float32")
+        factors = RNG.normal(size=(3, 4, 5, 4, 6)).astype("float32")
 
         def products(values, tokens, layer=layer, factors=factors):
             with keras.StatelessScope(state_mapping=list(zip(layer.trainable_variables, values, strict=True))):

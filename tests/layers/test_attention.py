@@ -139,7 +139,7 @@ def test_token_of_size_n_counts_as_n_copies():
         np.testing.assert_allclose(z[i], ops.convert_to_numpy(copies)[0, first], rtol=1e-5, atol=1e-5)
         of_keys = np.add.reduceat(ops.convert_to_numpy(weights)[0][:, first], first, axis=-1)
         np.testing.assert_allclose(scores[i], of_keys, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(keys, ops.convert_to_numpy(layer.project(x)[1]).mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(keys, ops.convert_to_numpy(layer.project(x)[1]).mean(axis=2), atol=1e-6)
     outputs = MultiHeadSelfAttention(2)(keras.Input((5, 8)), return_attention_scores=True, return_keys=True)
     assert [o.shape for o in outputs] == [(None, 5, 8), (None, 2, 5, 5), (None, 5, 4)]
 

@@ -42,15 +42,15 @@ def test_definition(kind, own_grid, grid):
 def test_rotate_is_a_product_of_complex_numbers(kind):
     layer = RotaryEmbedding(kind, head_dim=8, patch_size=4)
     angles = layer.angles((2, 3))
-    x = RNG.normal(size=(2, 3, 8, 8)).astype("float32")
+    x = RNG.normal(size=(2, 8, 3, 8)).astype("float32")
     found = ops.convert_to_numpy(rotate(ops.convert_to_tensor(x), angles, KINDS[kind].layout))
     # The class token and a register.
-    np.testing.assert_array_equal(found[:, :, :2], x[:, :, :2])
+    np.testing.assert_array_equal(found[:, :2], x[:, :2])
     first, second = (slice(0, 4), slice(4, 8)) if KINDS[kind].layout == "halves" else (slice(0, 8, 2), slice(1, 8, 2))
-    cosines, sines = ops.convert_to_numpy(angles)[:, 0, first], ops.convert_to_numpy(angles)[:, 1, first]
-    product = (x[:, :, 2:, first] + 1j * x[:, :, 2:, second]) * (cosines + 1j * sines)
-    np.testing.assert_allclose(found[:, :, 2:, first], product.real, atol=1e-5)
-    np.testing.assert_allclose(found[:, :, 2:, second], product.imag, atol=1e-5)
+    cosines, sines = (ops.convert_to_numpy(angles)[:, None, i, first] for i in (0, 1))
+    product = (x[:, 2:, :, first] + 1j * x[:, 2:, :, second]) * (cosines + 1j * sines)
+    np.testing.assert_allclose(found[:, 2:, :, first], product.real, atol=1e-5)
+    np.testing.assert_allclose(found[:, 2:, :, second], product.imag, atol=1e-5)
 
 
 @pytest.mark.every_backend
@@ -60,7 +60,7 @@ def test_attention_rotates_queries_and_keys():
     angles = RotaryEmbedding("eva02", head_dim=8, patch_size=4).angles((2, 3))
     _, scores = layer(x, rotary=angles, return_attention_scores=True)
     query, key, _ = (ops.convert_to_numpy(rotate(y, angles, "pairs")) for y in layer.project(ops.convert_to_tensor(x)))
-    products = np.exp(query[0, 0] @ key[0, 0].T / np.sqrt(8))
+    products = np.exp(query[0, :, 0] @ key[0, :, 0].T / np.sqrt(8))
     np.testing.assert_allclose(
         ops.convert_to_numpy(scores)[0, 0], products / products.sum(-1, keepdims=True), atol=1e-5
     )

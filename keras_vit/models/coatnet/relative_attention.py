@@ -96,13 +96,13 @@ class RelativeAttention(CompositeLayer):
         tokens = ops.reshape(images, (-1, rows * columns, channels))
         # Each head's query, key and value are next to each other, as in timm.
         qkv = ops.reshape(self.qkv(tokens), (-1, rows * columns, self.num_heads, 3, self.head_dim))
-        query, key, value = ops.unstack(ops.transpose(qkv, (3, 0, 2, 1, 4)), 3, axis=0)
+        query, key, value = ops.unstack(qkv, 3, axis=3)
         bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
         if return_attention_scores:
             x, weights = attend_unfused(query, key, value, bias)
         else:
             x, weights = attend(query, key, value, bias), None
-        x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (-1, rows, columns, self.num_heads * self.head_dim))
+        x = ops.reshape(x, (-1, rows, columns, self.num_heads * self.head_dim))
         x = self.out(x)
         return (x, weights) if return_attention_scores else x
 
