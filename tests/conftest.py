@@ -36,6 +36,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+# On a GPU, cuBLAS and cuDNN would round float32 to TensorFloat32, which the comparisons with golden files do not allow.
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+
 # The threads of one worker would spin while those of another work: a quarter of the time of PyTorch's tests.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,6 +51,13 @@ import pytest
 import keras_vit
 from tests import contract
 from tests.tiny import build, randomize
+
+if keras.backend.backend() == "jax":
+    import jax
+
+    if jax.default_backend() != "cpu":
+        # XLA's own kernels do not read NVIDIA's variable.
+        jax.config.update("jax_default_matmul_precision", "highest")
 
 # The backend that runs each folder's tests. PyTorch compiles nothing, so it is fastest with small models; the pipelines
 # and exporters need TensorFlow in any case. `every_backend` marks the tests that all three run, `backends` names them.
