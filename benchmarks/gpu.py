@@ -1,208 +1,160 @@
 """ViTs on one GPU in bfloat16, compared with peers: forward pass, training step and share of the matrix peak.
 
-Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and
-keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without
-dropout; the weights of a forward pass are in bfloat16, but big_vision's. Figures are medians over rounds in which the
-sides take turns. FLOPs are 2 per multiply-add of the forward pass, 3 times that for a training step; shares are
-relative to the fastest bfloat16 matrix product in the same process.
+Each side is a model in a process. For each model and task, all processes of both frameworks start and compile at the
+same time. They then take turns, so that a GPU that is lent for minutes is enough. Figures are medians over the steps of
+a turn, and then over turns. Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers
+(eager and compiled) and keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with
+float32 weights, without dropout. In a forward pass, all weights but those of big_vision are in bfloat16. FLOPs are 2
+per multiply-add of the forward pass and 3 times as many for a training step. Shares are relative to --peak.
 
-    KERAS_BACKEND=jax python benchmarks/gpu.py --models B/16 L/16
-    KERAS_BACKEND=torch python benchmarks/gpu.py --models B/16 L/16
+    python benchmarks/gpu.py --models B/16 L/16 --budget 480
+    python benchmarks/gpu.py --models Ti/16 --num-layers 1 --batch 2 --device cpu --tasks forward
 """
 
 import argparse
 import contextlib
-import functools
+import dataclasses
 import importlib.metadata
 import json
 import os
 import pathlib
-import platform
+import select
 import statistics
+import subprocess
+import sys
 import time
 
-import keras
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 import numpy as np
 from children import make_data
-from peers import OURS, PEERS, make, why_not
+from peers import IMPORTS, OURS, PEERS, make, why_not
 from sides import Case, Entrant
 
 import keras_vit
 from keras_vit.files import replacing
 
 # Images per training step and per forward pass.
-BATCHES = {"Ti/16": (1024, 2048), "S/16": (512, 1024), "B/16": (256, 512), "L/16": (128, 256), "H/14": (64, 128)}
+BATCHES = {"Ti/16": (512, 2048), "S/16": (256, 1024), "B/16": (128, 512), "L/16": (64, 256), "H/14": (32, 128)}
+PACKAGES = ("keras", "keras-hub", "timm", "transformers", "flax", "jax", "torch", "triton")
 
 
-def entrants_of(args, task):
-    """Returns {label: entrant}, ours first."""
+def entrants_of(backend, task, names=None):
+    """Returns {label: entrant} of a backend, ours first; `names` selects some."""
     dtype = "bfloat16" if task == "forward" else "mixed_bfloat16"
-    names = [f"{OURS} compiled", OURS] if keras.backend.backend() == "torch" else [OURS]
+    ours = [OURS, f"{OURS} compiled"] if backend == "torch" else [OURS]
     entrants = {}
-    for name in (*names, *PEERS[keras.backend.backend()]):
+    for name in (*ours, *PEERS[backend]):
         peer, _, compiled = name.partition(" ")
-        if not args.sides or name in args.sides:
+        if not names or name in names:
             # big_vision's weights are float32.
             own = "mixed_bfloat16" if peer == "big_vision" else dtype
             entrants[name] = Entrant(peer, own, compiled=bool(compiled))
     return entrants
 
 
-def matrix_peak():
-    """Returns the multiply-adds per second of some bfloat16 matrix products, large square ones and those of MLPs."""
-    best = {}
-    for rows, inner, columns in ((8192, 8192, 8192), (50176, 768, 3072), (25088, 1024, 4096)):
-        if keras.backend.backend() == "jax":
-            import jax
-            import jax.numpy as jnp
+class Side:
+    """A model in a process, which runs as many steps as it reads from its standard input."""
 
-            a = jax.random.normal(jax.random.PRNGKey(0), (rows, inner), dtype=jnp.bfloat16)
-            b = jax.random.normal(jax.random.PRNGKey(1), (inner, columns), dtype=jnp.bfloat16)
-            product = jax.jit(jnp.matmul)
+    def __init__(self, backend, entrant, case, task, batch):
+        spec = {"entrant": dataclasses.asdict(entrant), "case": dataclasses.asdict(case), "task": task, "batch": batch}
+        # By default, JAX would reserve most of the memory of the GPU for one process.
+        environment = {**os.environ, "KERAS_BACKEND": backend, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        command = [sys.executable, __file__, "--side", json.dumps(spec)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
 
-            def run(product=product, a=a, b=b):
-                for _ in range(20):
-                    out = product(a, b)
-                out.block_until_ready()
-        else:
-            import torch
+    def read(self, deadline):
+        """Returns the next JSON of the process; raises RuntimeError if it ends or the deadline passes."""
+        if not select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
+            raise RuntimeError("Expected an answer within --budget and --compile-seconds. Received: none")
+        if not (line := self.process.stdout.readline()):
+            raise RuntimeError(f"Expected a running process. Received: exit status {self.process.wait()}")
+        return json.loads(line)
 
-            a = torch.randn(rows, inner, dtype=torch.bfloat16, device="cuda")
-            b = torch.randn(inner, columns, dtype=torch.bfloat16, device="cuda")
+    def run(self, steps, deadline):
+        """Returns the seconds of each step."""
+        print(steps, file=self.process.stdin, flush=True)
+        return self.read(deadline)["seconds"]
 
-            def run(a=a, b=b):
-                for _ in range(20):
-                    a @ b
-                torch.cuda.synchronize()
-
-        run()
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            run()
-            seconds.append((time.perf_counter() - start) / 20)
-        best[f"{rows}x{inner}x{columns}"] = rows * inner * columns / statistics.median(seconds)
-    return best
+    def stop(self):
+        self.process.kill()
+        self.process.communicate()
 
 
-def time_side(run, repeats):
-    """Returns the seconds of each run after two warm-up runs, and of the first."""
+def run_side(spec):
+    """Builds a side, runs it once, then runs the steps that are requested; prints JSON lines."""
+    # Libraries print to the standard output too.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    entrant, case = Entrant(**{**spec["entrant"], "options": ()}), Case(**spec["case"])
+    IMPORTS[entrant.peer]()
     start = time.perf_counter()
-    result = run()
-    first = time.perf_counter() - start
+    side = make(entrant, case, spec["task"])
+    inputs, step = side.prepare(*make_data(case, spec["batch"])), getattr(side, spec["task"])
+    built = time.perf_counter()
+    result = step(*inputs)
+    answer = {"build_seconds": built - start, "first_call_seconds": time.perf_counter() - built}
     if not np.isfinite(result).all():
         raise RuntimeError(f"Expected finite results. Received: {result}")
-    run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return seconds, first
-
-
-def measure(args, case, peak):
-    """Measures the rates of all sides for one model; each task builds its own sides."""
-    batches = [max(1, round(size * (224 / case.image_size) ** 2)) for size in BATCHES[case.variant]]
-    batches = dict(zip(("train", "forward"), batches, strict=True))
-    forward = keras_vit.profile(keras_vit.ViT(case.variant, image_size=case.image_size)).multiply_adds
-    multiply_adds = {"forward": forward, "train": 3 * forward}
-    failures, results = {}, {}
-    for task in ("forward", "train"):
-        batch, data = batches[task], make_data(case, batches[task])
-        runs, built = {}, {}
-        for name, entrant in entrants_of(args, task).items():
-            why = why_not(entrant, case)
-            if why:
-                failures[name] = why
-                continue
+    step(*inputs)
+    print(json.dumps({**answer, "device": device_name(case.device)}), file=answers, flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
             start = time.perf_counter()
-            # Failures of peers are recorded in the results.
-            try:
-                side = make(entrant, case, task)
-                built[name] = time.perf_counter() - start
-                runs[name] = functools.partial(getattr(side, task), *side.prepare(*data))
-            except Exception as error:
-                failures[name] = f"{task}: {type(error).__name__}: {error}"[:300]
-        samples, firsts = {}, {}
-        for _ in range(args.rounds):
-            for name, run in list(runs.items()):
+            step(*inputs)
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps({"seconds": seconds}), file=answers, flush=True)
+
+
+def measure(args, case, task, batch, deadline):
+    """Returns a row for each side of one model and task."""
+    rows, sides = {}, {}
+    profiled = keras_vit.ViT(case.variant, image_size=case.image_size, num_layers=case.num_layers)
+    flops = 2 * keras_vit.profile(profiled).multiply_adds * (3 if task == "train" else 1)
+    for backend in args.backends:
+        for name, entrant in entrants_of(backend, task, args.sides).items():
+            row = rows[backend, name] = {"backend": backend, "model": case.model, "task": task, "name": name}
+            row |= {"dtype": entrant.dtype, "batch": batch}
+            if reason := why_not(entrant, case):
+                row["error"] = reason
+            else:
+                sides[backend, name] = Side(backend, entrant, case, task, batch)
+    running, samples = dict(sides), {key: [] for key in sides}
+    compiled_by = min(deadline, time.monotonic() + args.compile_seconds)
+    try:
+        for turn in range(args.turns + 1):
+            for key in list(running):
+                # Peers that are not installed, and sides that take too long, are recorded in the results.
                 try:
-                    seconds, first = time_side(run, args.repeats)
-                except Exception as error:
-                    failures[name] = f"{task}: {type(error).__name__}: {error}"[:300]
-                    del runs[name]
-                    continue
-                samples.setdefault(name, []).append(batch / statistics.median(seconds))
-                firsts.setdefault(name, first)
-        ours = max((np.median(v) for k, v in samples.items() if k.startswith(OURS)), default=float("nan"))
-        for name, rates in samples.items():
+                    if turn:
+                        seconds = running[key].run(args.steps, deadline)
+                        samples[key].append(batch / statistics.median(seconds))
+                    else:
+                        rows[key] |= running[key].read(compiled_by)
+                except (RuntimeError, OSError) as error:
+                    rows[key]["error"] = str(error)
+                    running.pop(key).stop()
+    finally:
+        for side in running.values():
+            side.stop()
+    for key, rates in samples.items():
+        if rates:
             rate = statistics.median(rates)
-            share = rate * multiply_adds[task] / peak
-            results[f"{task}/{name}"] = {
-                "images_per_second": rate,
-                "samples": rates,
-                "share_of_matrix_peak": share,
-                "ratio_ours_to_side": float(ours / rate),
-                "first_call_seconds": firsts[name],
-                "build_seconds": built[name],
-            }
-            print(
-                f"{case.model:9} {task:8}{batch:5} {name:22}{rate:9.1f} images/s {share:6.1%} of peak, "
-                f"ours/side {ours / rate:.3f}, first call {firsts[name]:.1f} s",
-                flush=True,
-            )
-    for name, failure in failures.items():
-        print(f"{case.model} {name}: {failure}", flush=True)
-    return {
-        "train_batch": batches["train"],
-        "forward_batch": batches["forward"],
-        "results": results,
-        "failures": failures,
-    }
+            rows[key] |= {"images_per_second": rate, "samples": rates, "tflops": rate * flops / 1e12}
+            if args.peak:
+                rows[key]["share_of_peak"] = rate * flops / 1e12 / args.peak
+    for row in rows.values():
+        figure = f"{row['images_per_second']:9.1f} images/s" if "images_per_second" in row else row["error"]
+        print(f"{row['model']:9} {task:8}{batch:5} {row['backend']:6}{row['name']:22}{figure}", flush=True)
+    return list(rows.values())
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n    ")[0], formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--models", nargs="+", default=["Ti/16", "B/16", "L/16", "B/16@384"], help="VARIANT or VARIANT@SIZE"
-    )
-    parser.add_argument("--sides", nargs="+", help="these alone (default: all)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=10, help="steps a side in each round")
-    parser.add_argument("--big-vision", help="models/vit.py of big_vision, for its model")
-    parser.add_argument("--out", type=pathlib.Path, help="the JSON (default: results/gpu_<backend>.json)")
-    args = parser.parse_args()
-    backend = keras.backend.backend()
-    args.out = args.out or pathlib.Path(__file__).parent / "results" / f"gpu_{backend}.json"
-    keras.utils.set_random_seed(0)
-    peaks = matrix_peak()
-    peak = max(peaks.values())
-    print({shape: f"{2 * rate / 1e12:.0f} TFLOP/s" for shape, rate in peaks.items()})
-    versions = {}
-    for package in ("keras", "keras-hub", "timm", "transformers", "flax", "jax", "torch", "triton"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    content = {
-        "backend": backend,
-        "device": gpu_name(),
-        "python": platform.python_version(),
-        "cpu_count": os.cpu_count(),
-        "versions": {OURS: keras_vit.__version__, **versions},
-        "matrix_tflops": {shape: 2 * rate / 1e12 for shape, rate in peaks.items()},
-        "models": {},
-    }
-    for model in args.models:
-        case = Case(model, optimizer="adamw", big_vision=args.big_vision, device="cuda")
-        content["models"][model] = measure(args, case, peak)
-        with replacing(args.out) as draft:
-            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"Wrote {args.out}")
+def device_name(device):
+    import keras
 
-
-def gpu_name():
+    if device == "cpu":
+        return "cpu"
     if keras.backend.backend() == "jax":
         import jax
 
@@ -210,6 +162,45 @@ def gpu_name():
     import torch
 
     return torch.cuda.get_device_name()
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n    ")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["B/16", "L/16"], help="VARIANT or VARIANT@SIZE")
+    parser.add_argument("--backends", nargs="+", default=["torch", "jax"], choices=["torch", "jax"])
+    parser.add_argument("--tasks", nargs="+", default=["forward", "train"], choices=["forward", "train"])
+    parser.add_argument("--sides", nargs="+", help="these only (default: all)")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="steps of a side in each turn")
+    parser.add_argument("--batch", type=int, help="images per step (default: by model)")
+    parser.add_argument("--num-layers", type=int, help="blocks (default: the variant's)")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--budget", type=float, default=480, help="seconds for everything")
+    parser.add_argument("--compile-seconds", type=float, default=120, help="seconds for the first calls of one task")
+    parser.add_argument("--peak", type=float, help="bfloat16 TFLOP/s of the GPU's matrix products, for shares")
+    parser.add_argument("--big-vision", help="models/vit.py of big_vision, for its model")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results" / "gpu.json")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        return run_side(json.loads(args.side))
+    deadline, versions = time.monotonic() + args.budget, {OURS: keras_vit.__version__}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    content = {"cpu_count": os.cpu_count(), "versions": versions, "rows": []}
+    for model in args.models:
+        case = Case(model, args.num_layers, optimizer="adamw", big_vision=args.big_vision, device=args.device)
+        sizes = [max(1, round(size * (224 / case.image_size) ** 2)) for size in BATCHES[case.variant]]
+        batches = dict(zip(("train", "forward"), sizes, strict=True))
+        for task in args.tasks:
+            content["rows"] += measure(args, case, task, args.batch or batches[task], deadline)
+            with replacing(args.out) as draft:
+                draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"Wrote {args.out}")
+    return None
 
 
 if __name__ == "__main__":
