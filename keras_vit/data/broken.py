@@ -1,5 +1,6 @@
 """Handles images that cannot be decoded: skips them, fills their places and lists them in a warning."""
 
+import itertools
 import os
 import re
 
@@ -18,7 +19,7 @@ class BrokenImages(dict):
     def __init__(self, load, num_images: int, repeats: int = 1):
         super().__init__()
         self._load, self._num_images, self._repeats = load, num_images, repeats
-        self._summary = "no broken images so far"
+        self._waiting, self._summary = {}, "no broken images so far"
 
     def first_sound(self, records, load):
         """Returns the first record that `load` can read; raises a ValueError if there is none."""
@@ -30,28 +31,23 @@ class BrokenImages(dict):
             reasons.append(f"{os.fsdecode(record['name'].numpy())}: {reason}")
         raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
 
-    def note(self, earlier, earlier_names, indices, names, images, done):
-        """Records a batch's broken images, warns of images in ended epochs (index < `done`), and returns the rest."""
-        for name, image in zip(names, images, strict=True):
-            if os.fsdecode(name) not in self:
-                reason = _reason(self._load, {"name": name, "image": image})
-                self[os.fsdecode(name)] = reason or "it failed once, and decodes now"
-        indices, names = np.concatenate([earlier, indices]), np.concatenate([earlier_names, names])
-        over = indices < done
-        # Repeated copies of an image count once.
-        numbers = indices // self._repeats
-        for epoch in np.unique(numbers[over] // self._num_images):
-            chosen = over & (numbers // self._num_images == epoch)
-            self._warn(sorted(dict(zip(numbers[chosen], map(os.fsdecode, names[chosen]), strict=True)).values()))
-        return indices[~over], names[~over]
-
-    def _warn(self, names):
-        count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
-        more = [f"  ... and {len(names) - 20} more"] if len(names) > 20 else []
-        text = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
-        # Logs and reports are UTF-8, but file names may not be.
-        self._summary = text.encode(errors="backslashreplace").decode()
-        logger.warning("%s", self._summary)
+    def note(self, indices, names, images, done):
+        """Records a batch's broken images, and warns of the images in ended epochs, whose index is below `done`."""
+        for index, name, image in zip(indices, map(os.fsdecode, names), images, strict=True):
+            if name not in self:
+                self[name] = _reason(self._load, {"name": name, "image": image}) or "it failed once, and decodes now"
+            # Repeated copies of an image count once.
+            self._waiting[index // self._repeats] = name
+        over = sorted(number for number in self._waiting if number * self._repeats < done)
+        for _, numbers in itertools.groupby(over, lambda number: number // self._num_images):
+            names = sorted(self._waiting.pop(number) for number in numbers)
+            count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
+            more = [f"  ... and {len(names) - 20} more"] if len(names) > 20 else []
+            text = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
+            # Logs and reports are UTF-8, but file names may not be.
+            self._summary = text.encode(errors="backslashreplace").decode()
+            logger.warning("%s", self._summary)
+        return np.True_
 
     def __repr__(self) -> str:
         return f"<BrokenImages: {self._summary}>"

@@ -43,11 +43,9 @@ class Crop:
         channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must match.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
-        interpolation, crop_fraction: As in `keras_vit.Preprocessing`; `crop_fraction` is for "eval".
-        antialias: Bool, filter before downscaling, as Pillow does and the official code does not.
+        preprocessing: A `keras_vit.Preprocessing`. Random crops take only its `interpolation` and `antialias`.
         max_pixels: Integer, the largest height x width of an image; a JPEG has at most 16 times as many pixels x scans.
         arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
-        evaluation: The `keras_vit.Preprocessing` for "eval"; None builds it from the arguments above.
 
     Call arguments:
         encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels),
@@ -73,12 +71,9 @@ class Crop:
     channels: int = 3
     scale: tuple[float, float] = (0.05, 1.0)
     resize_size: tuple[int, int] | None = None
-    interpolation: str = "bilinear"
-    antialias: bool = False
-    crop_fraction: float = 1.0
+    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     max_pixels: int = 50_000_000
     arrays: bool = False
-    evaluation: Preprocessing | None = None
 
     def __post_init__(self):
         arguments.choice("kind", self.kind, CROPS)
@@ -86,12 +81,6 @@ class Crop:
             raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
             raise arguments.invalid("resize_size", f"at least {self.image_size}", self.resize_size)
-        if self.evaluation is None:
-            antialias = None if self.interpolation in ("nearest", "area") else self.antialias
-            record = Preprocessing(
-                interpolation=self.interpolation, antialias=antialias, crop_fraction=self.crop_fraction
-            )
-            object.__setattr__(self, "evaluation", record)
 
     def __call__(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         return self.resize(self.decode(encoded, seed), seed)
@@ -119,12 +108,12 @@ class Crop:
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
-            return EvaluationTransform(tuple(self.image_size), self.evaluation).in_tensorflow(image)
-        size = self.image_size
+            return EvaluationTransform(tuple(self.image_size), self.preprocessing).in_tensorflow(image)
+        size, interpolation = self.image_size, self.preprocessing.interpolation
         if self.kind == "finetune":
             size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
-        image = tf.cast(tf.image.resize(image, size, self.interpolation, antialias=self.antialias), "float32")
-        if self.interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
+        image = tf.cast(tf.image.resize(image, size, interpolation, antialias=self.preprocessing.antialias), "float32")
+        if interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
             # These filters overshoot the range.
             image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "pad":
@@ -161,13 +150,11 @@ class Crop:
                 return upright_in_tensorflow(image, encoded, b"Exif\0\0")
 
         def other():
-            return self._cut(self._in_python(self._by_pillow, encoded, "uint8"), seed)
+            pixels = self._in_python(lambda data: read_pixels(data, self.channels, self.max_pixels), encoded, "uint8")
+            return self._cut(pixels, seed)
 
         is_jpeg = (tf.strings.substr(encoded, 0, 3) == JPEG) & (self.channels != 4)
         return tf.case([(is_jpeg, jpeg), (tf.strings.substr(encoded, 0, len(PNG)) == PNG, png)], default=other)
-
-    def _by_pillow(self, data):
-        return read_pixels(data, self.channels, self.max_pixels)
 
     def _load_array(self, data):
         try:

@@ -93,27 +93,22 @@ class Epochs:
             return np.True_
 
         def watch(state, batch):
-            count, *met = state
+            count, met = state
             index, missing, batch = batch
-            count += 1
+            count, met = count + 1, met | (tf.size(missing[0]) > 0)
             # All epochs below this index have ended.
             done = (index + self._batch_size) // self.size * self.size if self._repeat else tf.zeros((), "int64")
             done = done if num_batches == math.inf else tf.where(count == num_batches, LAST, done)
-
-            def note():
-                noted = tf.numpy_function(broken.note, [*met, *missing, done], ["int64", "string"])
-                return [tf.ensure_shape(x, (None,)) for x in noted]
-
-            # Calls Python only if there is something to report.
-            worth = (tf.size(missing[0]) > 0) | ((tf.size(met[0]) > 0) & tf.reduce_any(met[0] < done))
-            met = tf.cond(worth, note, lambda: [tf.identity(x) for x in met])
+            note = functools.partial(tf.numpy_function, broken.note, [*missing, done], "bool")
+            # Python is called only if this iteration has met broken images.
+            calls = [tf.cond(met, note, lambda: False)]
             if not self._repeat:
                 # The second part of an iteration is in the epoch after the epoch in which the iteration began.
                 index = tf.maximum(index, -1 - index)
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 ended = functools.partial(tf.numpy_function, end, [epoch], "bool")
-                with tf.control_dependencies([tf.cond(count == num_batches, ended, lambda: False)]):
-                    batch = tf.nest.map_structure(tf.identity, batch)
-            return (count, *met), batch
+                calls.append(tf.cond(count == num_batches, ended, lambda: False))
+            with tf.control_dependencies(calls):
+                return (count, met), tf.nest.map_structure(tf.identity, batch)
 
-        return data.scan((tf.zeros((), "int64"), tf.zeros(0, "int64"), tf.zeros(0, "string")), watch)
+        return data.scan((tf.zeros((), "int64"), tf.constant(False)), watch)

@@ -1,3 +1,4 @@
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -133,24 +134,31 @@ def pipeline(
         raise arguments.invalid("shard_index", f"an integer from 0 to {num_shards - 1}", shard_index)
     if batch_size % num_shards:
         raise arguments.invalid("batch_size", f"a multiple of num_shards={num_shards}", batch_size)
-    if pad_remainder and (repeat or drop_remainder):
-        raise ValueError(
-            "Expected `pad_remainder` without `repeat` and `drop_remainder`, which leave no batch to fill. Received: "
-            f"repeat={repeat}, drop_remainder={drop_remainder}"
-        )
-    if pad_remainder and augmented.mixes:
-        raise ValueError(
-            f"Expected no `pad_remainder` with `augment` that mixes or smooths labels. Received: {augmented}"
-        )
-    if num_shards > 1 and not (repeat or drop_remainder or pad_remainder):
-        raise ValueError(
-            "Expected `repeat`, `drop_remainder` or `pad_remainder` with several shards, since they would share an "
-            f"epoch's last batch unequally. Received: num_shards={num_shards}"
-        )
-    if policy.randaugment and channels != 3:
-        raise ValueError(f"Expected RGB images for a policy with RandAugment. Received: channels={channels}")
-    if channels not in (1, 3, 4) and not source.arrays:
-        raise ValueError(f"Expected 1, 3 or 4 `channels` of images; other numbers need npy files. Received: {channels}")
+    for wrong, expected, received in (
+        (
+            pad_remainder and (repeat or drop_remainder),
+            "`pad_remainder` without `repeat` and `drop_remainder`, which leave no batch to fill",
+            f"repeat={repeat}, drop_remainder={drop_remainder}",
+        ),
+        (
+            pad_remainder and augmented.mixes,
+            "no `pad_remainder` with `augment` that mixes or smooths labels",
+            augmented,
+        ),
+        (
+            num_shards > 1 and not (repeat or drop_remainder or pad_remainder),
+            "`repeat`, `drop_remainder` or `pad_remainder` with several shards, which share a last batch unequally",
+            f"num_shards={num_shards}",
+        ),
+        (policy.randaugment and channels != 3, "RGB images for a policy with RandAugment", f"channels={channels}"),
+        (
+            channels not in (1, 3, 4) and not source.arrays,
+            "1, 3 or 4 `channels` of images; other numbers need npy files",
+            channels,
+        ),
+    ):
+        if wrong:
+            raise ValueError(f"Expected {expected}. Received: {received}")
     cut = Crop(
         image_size,
         crop or ("pretrain" if training else "eval"),
@@ -158,12 +166,9 @@ def pipeline(
         channels,
         scale,
         arguments.optional(arguments.pair, "resize_size", resize_size),
-        record.interpolation,
-        record.antialias,
-        record.crop_fraction,
+        record,
         max_pixels,
         source.arrays,
-        record,
     )
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
 
@@ -200,21 +205,19 @@ def pipeline(
         sound = broken.first_sound(source.records, lambda record: cut(read(record, source.files)["image"], (0, 0)))
         stand_in = read(sound, source.files and not files)
 
-        def batches(data):
-            whole = bool(repeat or drop_remainder or pad_remainder)
-            return in_place(
-                data,
-                steps.decode,
-                steps.prepare,
-                stand_in,
-                batch_size,
-                parallel,
-                shard=(shard_index, num_shards),
-                full=bool(training or whole),
-                weighted=pad_remainder,
-                drop_remainder=whole,
-            )
-
+        whole = bool(repeat or drop_remainder or pad_remainder)
+        batches = functools.partial(
+            in_place,
+            decode=steps.decode,
+            prepare=steps.prepare,
+            stand_in=stand_in,
+            batch_size=batch_size,
+            parallel=parallel,
+            shard=(shard_index, num_shards),
+            full=bool(training or whole),
+            weighted=pad_remainder,
+            drop_remainder=whole,
+        )
         if repeat:
             data = batches(epochs.parts().flat_map(epochs.stream))
         else:

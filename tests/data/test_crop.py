@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from keras_vit import Preprocessing
 from keras_vit.data import Crop
 from tests import hostile_images
 from tests.data.images import HUGE_PNG, jpeg, picture
@@ -59,7 +60,7 @@ def test_pad_shifts_image_over_black_border():
 
 @pytest.mark.parametrize("kind", ["pretrain", "finetune", "eval"])
 def test_jpeg_crop_equals_crop_of_decoded_pixels(kind):
-    crop = Crop((16, 16), kind, crop_fraction=0.8)
+    crop = Crop((16, 16), kind, preprocessing=Preprocessing(crop_fraction=0.8))
     # The image is smooth, since the two ways interpolate colours differently at a window's edge.
     ramp = np.linspace(0, 255, 64)[:, None, None] * np.linspace(0, 1, 48)[None, :, None] * np.ones(3)
     encoded = tf.io.encode_jpeg(ramp.astype("uint8"), quality=100)
