@@ -144,6 +144,19 @@ def grid_size(image_size, patch_size, stride=1):
     return rows, columns
 
 
+def image_shape(name, received, expected, owner=""):
+    """Raises if a batch of images has another shape than a model takes; None is any number in both shapes."""
+    fits = (None in (r, e) or r == e for r, e in zip(received[1:], expected[1:], strict=False))
+    if len(received) == len(expected) and all(fits):
+        return
+    described = f"images of shape {expected[1:]}{owner}, where None is any number"
+    if len(received) == len(expected) - 1:
+        described += ": add the axis of the batch, as in images[None]"
+    elif len(received) == 4 and received[3] == expected[3]:
+        described += f": resize them, or build the model with image_size={received[1:3]}"
+    raise invalid(name, described, received[1:])
+
+
 def num_patches(grid_size):
     """Returns the number of patches in a grid, or None if a side is None."""
     return None if None in grid_size else grid_size[0] * grid_size[1]

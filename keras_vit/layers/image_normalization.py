@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.config import ModelConfig, Preprocessing, preprocessing_record
 
 
@@ -102,6 +103,13 @@ class ImageNormalization(keras.layers.Layer):
         self.preprocessing.check_channels(images_shape[-1])
 
     def call(self, images):
+        # On JAX, Keras' train, test and predict steps do not compare shapes with the input of the model.
+        if self.config is not None and not isinstance(images, keras.KerasTensor):
+            expected = (None, *self.config.image_size, self.config.in_channels)
+            arguments.image_shape("images", tuple(images.shape), expected)
+            if None in images.shape[1:] and None not in expected[1:]:
+                # After images of two sizes, TensorFlow traces a step for any size. This raises for all but the own one.
+                images = ops.reshape(images, (ops.shape(images)[0], *expected[1:]))
         images = ops.cast(images, self.compute_dtype)
         return self.normalize(images) if self.apply and not self.folded else images
 

@@ -11,10 +11,11 @@ from keras_vit import arguments, layers
 from keras_vit.config import ModelConfig, config_of, preprocessing_record
 from keras_vit.layers import initializers
 from keras_vit.models import forward, graph, losses
+from keras_vit.models.running import CheckedRuns
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class FamilyModel(keras.Model):
+class FamilyModel(CheckedRuns, keras.Model):
     """A functional `keras.Model` built by this package, such as by `keras_vit.ViT`.
 
     If the heads of a ViT read only the class token or the distillation token, its last block computes only those

@@ -1,9 +1,10 @@
 import keras
 
 from keras_vit.models import forward, losses
+from keras_vit.models.running import CheckedRuns
 
 
-class TrainingWrapper(keras.Model):
+class TrainingWrapper(CheckedRuns, keras.Model):
     """Base of models that train a `plain_model`: `save` and `export` write only this, `save_weights` all weights."""
 
     # Subclasses that compute another loss than the compiled one set this to True.
@@ -13,6 +14,9 @@ class TrainingWrapper(keras.Model):
     def plain_model(self) -> keras.Model:
         """The model that is trained."""
         raise NotImplementedError
+
+    def checked_model(self):
+        return self.plain_model
 
     def forward_passes(self):
         """Returns the models, and (object, method name) pairs, that `jit_compile=True` compiles on PyTorch."""

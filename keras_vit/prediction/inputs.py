@@ -10,6 +10,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.config import find_normalization
 from keras_vit.models.graph import is_graph, operations_before
+from keras_vit.models.running import check_size
 
 logger = logging.getLogger("keras_vit")
 
@@ -90,18 +91,6 @@ def check_images(model, images, name="images"):
         check_size(model, images, name)
         if strange := check_values(model, to_numpy(images)):
             logger.warning("%s", strange)
-
-
-def check_size(model, images, name):
-    """Raises an error, the same on every backend, if images do not have the model's input shape."""
-    inputs = getattr(model, "inputs", None) or ()
-    expected = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else images.shape[1:]
-    received = tuple(images.shape[1:])
-    if not takes(expected, received):
-        described = f"images of shape {expected} for model {model.name!r}, where None is any number"
-        if len(received) == 3 and received[2] == expected[-1]:
-            described += f": resize them, or build the model with image_size={received[:2]}"
-        raise arguments.invalid(name, described, received)
 
 
 def input_range(model):

@@ -5,7 +5,8 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.prediction.inputs import check_images, check_no_files, check_size, num_batches, sliced, takes, to_numpy
+from keras_vit.models.running import check_size
+from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, sliced, takes, to_numpy
 
 # Test-time augmentation: none; the image and its mirror image; corners and center of a larger image (arXiv 1409.4842,
 # section 7); these crops and their mirror images.

@@ -1,0 +1,67 @@
+"""Refuses images of a wrong size before Keras runs a model, and keeps the model usable after an error on JAX."""
+
+import keras
+
+from keras_vit import arguments
+
+
+class CheckedRuns:
+    """Adds checks to the `fit`, `evaluate` and `predict` of a `keras.Model`."""
+
+    # Keras saves attributes and properties that are models, so this is a method.
+    def checked_model(self):
+        """Returns the model whose input shape the images must have."""
+        return self
+
+    def fit(self, x=None, *args, **kwargs):
+        """Trains as `keras.Model.fit` does; raises a ValueError for images of a wrong size."""
+        return self._run(super().fit, x, args, kwargs)
+
+    def evaluate(self, x=None, *args, **kwargs):
+        """Evaluates as `keras.Model.evaluate` does; raises a ValueError for images of a wrong size."""
+        return self._run(super().evaluate, x, args, kwargs)
+
+    def predict(self, x, *args, **kwargs):
+        """Predicts as `keras.Model.predict` does; raises a ValueError for images of a wrong size."""
+        return self._run(super().predict, x, args, kwargs)
+
+    def _run(self, function, x, args, kwargs):
+        for images in (x, kwargs.get("validation_data")):
+            # A dataset states the shapes of its batches.
+            images = getattr(images, "element_spec", images)
+            images = images[0] if isinstance(images, tuple) else images
+            shape = getattr(images, "shape", None)
+            # A dataset may state no shape, which has no length.
+            if shape is not None and getattr(shape, "rank", 0) is not None:
+                check_size(self.checked_model(), images, "images")
+        if keras.backend.backend() != "jax":
+            return function(x, *args, **kwargs)
+        kept = [(variable, variable.value) for variable in _variables(self)]
+        try:
+            return function(x, *args, **kwargs)
+        except BaseException:
+            # While Keras runs on JAX, it takes the values out of the variables, and an error would leave them empty.
+            self.jax_state_sync()
+            for variable, value in kept:
+                if _is_empty(variable) and not value.is_deleted():
+                    variable.assign(value)
+            raise
+
+
+def check_size(model, images, name):
+    """Raises an error, the same on every backend, if a batch of images does not have the model's input shape."""
+    inputs = getattr(model, "inputs", None) or ()
+    if len(inputs) == 1:
+        arguments.image_shape(name, tuple(images.shape), tuple(inputs[0].shape), f" for model {model.name!r}")
+
+
+def _variables(model):
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.variables, *model.metrics_variables, *([] if optimizer is None else optimizer.variables)]
+
+
+def _is_empty(variable):
+    try:
+        return variable.value is None
+    except TypeError:
+        return True
