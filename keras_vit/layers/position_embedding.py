@@ -1,3 +1,5 @@
+import math
+
 import keras
 from keras import ops
 
@@ -15,7 +17,8 @@ class PositionEmbedding(Layer):
     """Adds position embeddings to the tokens, for any patch grid.
 
     Args:
-        grid_size: (rows, columns) of the grid that learned embeddings are stored for. Other grids resize them.
+        grid_size: (rows, columns) of the grid that learned embeddings are stored for. Other grids resize them. None for
+            the grid of the first input: of its images, or the square of its patches.
         method: "learned" (one vector per patch), "learned2d" (one per column in the first half of the channels, one per
             row in the second) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.
@@ -38,6 +41,8 @@ class PositionEmbedding(Layer):
     >>> layer = keras_vit.layers.PositionEmbedding((14, 14), num_prefix_tokens=1)
     >>> layer(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
+    >>> keras_vit.layers.PositionEmbedding()(np.zeros((1, 196, 768))).shape
+    (1, 196, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1, equation 1, and appendix D.4;
     "sincos2d": [arXiv 2205.01580](https://arxiv.org/abs/2205.01580). Initialized as in the official Flax code: normal,
@@ -46,7 +51,7 @@ class PositionEmbedding(Layer):
 
     def __init__(
         self,
-        grid_size,
+        grid_size=None,
         method="learned",
         patch_size=None,
         num_prefix_tokens=0,
@@ -55,7 +60,7 @@ class PositionEmbedding(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.grid_size = arguments.pair("grid_size", grid_size)
+        self.grid_size = arguments.optional(arguments.pair, "grid_size", grid_size)
         self.method = arguments.choice("method", method, tuple(METHODS))
         self.interpolation = arguments.choice("interpolation", interpolation, POSITION_METHODS)
         self.patch_size = arguments.optional(arguments.pair, "patch_size", patch_size)
@@ -69,9 +74,11 @@ class PositionEmbedding(Layer):
 
     def build(self, tokens_shape, images_shape=None):
         _, length, hidden_dim = tokens_shape
-        rows, columns = self.grid_size
         if images_shape is not None and self.patch_size is None:
             raise ValueError("Expected `patch_size` with `images`. Received: patch_size=None")
+        if self.grid_size is None:
+            self.grid_size = self._found_grid(length, images_shape)
+        rows, columns = self.grid_size
         if images_shape is None and length is not None and length != self.num_prefix_tokens + rows * columns:
             raise ValueError(
                 f"Expected {self.num_prefix_tokens} prefix tokens and {rows} x {columns} patches. "
@@ -92,6 +99,20 @@ class PositionEmbedding(Layer):
             self.row_embeddings = self._embeddings("row_embeddings", (rows, hidden_dim // 2))
             if num_prefix:
                 self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
+
+    def _found_grid(self, length, images_shape):
+        """Returns (rows, columns) of the images, or of a square of the tokens after the prefix; raises if unknown."""
+        if images_shape is not None and None not in images_shape[1:3]:
+            return arguments.grid_size(images_shape[1:3], self.patch_size)
+        patches = None if length is None else length - self.num_prefix_tokens
+        side = math.isqrt(max(patches or 0, 0))
+        if images_shape is None and side and side * side == patches:
+            return side, side
+        raise ValueError(
+            "Expected `grid_size`, the (rows, columns) of the patches, or an input with a square number of patches. "
+            f"Received: grid_size=None and {length} tokens, {self.num_prefix_tokens} of them before the patches. "
+            "Write PositionEmbedding((rows, columns), num_prefix_tokens=...)."
+        )
 
     def _embeddings(self, name, shape):
         return self.add_weight(name=name, shape=shape, initializer=initializers.RandomNormal(stddev=0.02))

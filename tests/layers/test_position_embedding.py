@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit.layers import PositionEmbedding
 from tests.contract import check_layer, randomize
+from tests.errors import refuses
 
 GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))
 
@@ -139,6 +140,19 @@ def test_initial_weights():
     layer.build((None, 196, 768))
     for weight in layer.weights:
         assert ops.convert_to_numpy(weight).std() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.every_backend
+def test_grid_is_inferred_from_the_first_input():
+    layer = PositionEmbedding(num_prefix_tokens=1)
+    assert layer(np.zeros((2, 10, 8), "float32")).shape == (2, 10, 8)
+    assert PositionEmbedding.from_config(layer.get_config()).grid_size == layer.grid_size == (3, 3)
+    layer = PositionEmbedding(patch_size=4)
+    layer(np.zeros((1, 6, 8), "float32"), np.zeros((1, 8, 12, 3), "float32"))
+    assert layer.grid_size == (2, 3) and layer.embeddings.shape == (1, 6, 8)
+    for shape in ((1, 6, 8), (1, 0, 8)):
+        refuses(r"Write PositionEmbedding\(\(rows, columns\)", PositionEmbedding(), np.zeros(shape))
+    refuses("Expected `grid_size`", PositionEmbedding(patch_size=4).build, (None, None, 8), (None, None, None, 3))
 
 
 def test_unfitting_input_is_refused():
