@@ -131,6 +131,9 @@ class CompositeLayer(Layer):
     def _quantize(self, quantized):
         layers = self._dense_layers_by_path()
         for path, options in quantized.items():
+            # A map of policies quantizes a layer when it is built.
+            if layers[path].quantization_mode is not None:
+                continue
             config = keras.saving.deserialize_keras_object(options["config"])
             # Older Keras versions take no config.
             layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))

@@ -24,6 +24,17 @@ class Dense(keras.layers.Dense):
     (2, 197, 8)
     """
 
+    @property
+    def dtype_policy(self):
+        """The layer's policy. Keras returns the whole map of policies, whose mode of quantization is another."""
+        policy = super().dtype_policy
+        is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+        return policy[self.path] if is_map and self.path else policy
+
+    @dtype_policy.setter
+    def dtype_policy(self, value):
+        keras.layers.Dense.dtype_policy.fset(self, value)
+
     def call(self, inputs, training=None):
         x = kernels.dense(inputs, self.kernel, self.bias)
         return x if self.activation is None else kernels.activate(x, self.activation)

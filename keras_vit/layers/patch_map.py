@@ -29,6 +29,9 @@ class PatchMap(Layer):
         self.patch_size = arguments.pair("patch_size", patch_size)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
 
+    def build(self, tokens_shape, images_shape):
+        arguments.grid_size(images_shape[1:3], self.patch_size)
+
     def call(self, tokens, images):
         batch, *image_size, _ = ops.shape(images)
         # An explicit batch size makes a wrong sequence length an error.

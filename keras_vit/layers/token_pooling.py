@@ -43,6 +43,9 @@ class TokenPooling(Layer):
             )
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
+    def build(self, tokens_shape, sizes_shape=None):
+        """Adds no weights."""
+
     def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]

@@ -49,6 +49,22 @@ def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
     assert keras.config.dtype_policy().name == before
 
 
+@pytest.mark.every_backend
+@pytest.mark.parametrize("pooling", ["token", "gap"])
+def test_policy_map_of_a_model_is_kept_in_its_file(pooling, tmp_path):
+    policies = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
+    policies["block_00/mlp/dense_1"] = keras.dtype_policies.get("int8_from_float32")
+    model = build(dtype=policies, pooling=pooling, num_layers=1)
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    expected = model.predict(images, verbose=0)
+    model.save(tmp_path / "model.keras")
+    for again in (keras.models.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
+        mlp = again.get_layer("block_00").mlp
+        assert (mlp.dense_1.quantization_mode, mlp.dense_2.compute_dtype) == ("int8", "bfloat16")
+        again.set_weights(model.get_weights())
+        np.testing.assert_array_equal(again.predict(images, verbose=0), expected)
+
+
 @pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
 def test_rotary_angles_have_compute_dtype_in_both_modes(rotary_embedding):
     import torch
