@@ -49,7 +49,7 @@ def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
     assert keras.config.dtype_policy().name == before
 
 
-@pytest.mark.every_backend
+@pytest.mark.backends("jax", "tensorflow")
 @pytest.mark.parametrize("pooling", ["token", "gap"])
 def test_policy_map_of_a_model_is_kept_in_its_file(pooling, tmp_path):
     policies = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
