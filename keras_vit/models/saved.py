@@ -13,6 +13,7 @@ from keras_vit.config import find_normalization
 from keras_vit.models.coatnet.checkpoint import table_grids
 from keras_vit.models.family import FamilyModel
 from keras_vit.weights.found import STATED, Found, Positions
+from keras_vit.weights.read.bounds import open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, checked
 from keras_vit.weights.source import Name, Source
 from keras_vit.weights.tokens import weights_by_path
@@ -39,6 +40,9 @@ def _load(path):
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
     try:
+        # Keras would read members of any size.
+        with open_archive(path):
+            pass
         return keras.saving.load_model(path, compile=False)
     except TypeError as error:
         if (version := _keras_version(path)) is not None and _numbers(version) > _numbers(keras.__version__):

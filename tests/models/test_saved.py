@@ -8,6 +8,7 @@ import pytest
 import keras_vit
 from keras_vit.models.family import cut_from
 from keras_vit.training import enable_lora, merge_lora
+from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 from tests.models.coatnet import test_model as coatnet
 from tests.models.small import answers, images
@@ -207,3 +208,9 @@ def test_file_of_version_0_2_keeps_its_settings(tmp_path):
     again = keras_vit.from_pretrained(of_version_0_2(saved(model, tmp_path)))
     assert again.config == model.config and again.config.task == "multi_label"
     assert again.config.token_merging == (2, 0) and again.config.include_preprocessing
+
+
+def test_archive_that_expands_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", " " * 20_000_000)
+    refuses("Cannot read .*model.keras.*its members expand to", keras_vit.from_pretrained, tmp_path / "model.keras")

@@ -19,8 +19,8 @@ from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
 # The largest absolute weight that is accepted without a checksum. The largest weight of ViT-B/16 is 3.6.
 LARGEST = 1e4
-# The largest size of a text file in bytes. An index of 100,000 arrays has a fifth of it.
-_LARGEST_TEXT = 50_000_000
+# The largest size of a text file in bytes. An index of 100,000 arrays has 10 MB.
+_LARGEST_TEXT = 16_000_000
 _DIGEST = "[0-9a-fA-F]{64}"
 _AGAIN = "download or copy it again"
 

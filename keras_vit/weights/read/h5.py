@@ -11,6 +11,8 @@ from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_dam
 _FLAT = {"stem_conv", "block1a_dwconv"}
 # States of the optimizer and of random numbers, and the counts of images in normalization layers.
 _NO_ARRAYS = r"^optimizer/|(^|/)seed_generator(_\d+)?/|(^|/)normalization(_\d+)?/(vars/2|.*count(:0)?)$"
+# Keras has two levels for each nested layer. Layers have a few arrays, whose names they list.
+_DEEPEST, _LONGEST, _MOST_NAMES = 100, 2_000, 50
 
 
 class H5File(WeightsFile):
@@ -32,9 +34,7 @@ class H5File(WeightsFile):
                     "it has the legacy HDF5 layout of Keras 2; load it with Keras 2 or tf_keras, and "
                     "save the weights from Keras 3",
                 )
-            links = []
-            file.visititems_links(lambda name, link: links.append((name, link)))
-            for name, link in links:
+            for name, link in self._links(file):
                 if not isinstance(link, h5py.HardLink):
                     # A link could lead to another file.
                     raise refuse(self.path, f"{name!r} is a link, which Keras never writes")
@@ -49,12 +49,20 @@ class H5File(WeightsFile):
 
     def _older_keys(self, file):
         """Returns {path: key} for the layout of Keras 2, in which each layer lists the names of its arrays."""
-        listed = {layer: group.attrs.get("weight_names", ()) for layer, group in file.items()}
+        listed = {layer: self._attribute(group, "weight_names", ()) for layer, group in file.items()}
         return {
             f"{layer}/{name.decode() if isinstance(name, bytes) else name}": f"{layer}/{number}"
             for layer, names in listed.items()
             for number, name in enumerate(names)
         }
+
+    def _links(self, file):
+        links = []
+        # HDF5 stops at the first result that is not None. It hides an error of the function.
+        bad = file.visititems_links(lambda name, link: name if _is_long(name) else links.append((name, link)))
+        if bad is not None:
+            raise self._long_name(bad)
+        return links
 
     def _add(self, name, item, older):
         import h5py
@@ -73,7 +81,7 @@ class H5File(WeightsFile):
             raise refuse(self.path, f"{name!r} is where Keras keeps no arrays")
         key = "/".join((*self._names(item.file, layers[1:]), number)) if older is None else older[name]
         dtype, shape = item.dtype, item.shape
-        if item.attrs.get("dtype") == "bfloat16" and dtype == "V2":
+        if self._attribute(item, "dtype", None) == "bfloat16" and dtype == "V2":
             dtype = "bfloat16"
         elif dtype.kind != "f":
             raise refuse(self.path, f"{key!r} is of dtype {dtype}, expected floats")
@@ -86,16 +94,31 @@ class H5File(WeightsFile):
             raise refuse(self.path, f"{key!r} of shape {shape} does not match its {size} bytes")
         if key in self.entries:
             raise refuse(self.path, f"it holds {key!r} twice")
+        if _is_long(key):
+            raise self._long_name(key)
         self.entries[key] = Entry(tuple(shape), dtype)
         self._places[key] = item.name
+
+    def _long_name(self, name):
+        return refuse(self.path, f"{name[:40]!r}... is a long name, or nested more than {_DEEPEST} deep")
+
+    def _attribute(self, item, name, default):
+        """Returns an attribute; its parts can all refer to the same long text."""
+        if name in item.attrs and math.prod(item.attrs.get_id(name).shape) > _MOST_NAMES:
+            raise refuse(self.path, f"the attribute {name!r} of {item.name!r} has more than {_MOST_NAMES} parts")
+        return item.attrs.get(name, default)
 
     def _names(self, file, folders):
         """Yields the names of the layers around an array, except the model's name, which may be anything."""
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:
-                yield str(variables.attrs.get("name", folders[depth - 1]))
+                yield str(self._attribute(variables, "name", folders[depth - 1]))
 
     def _read(self, file, key):
         array = file[self._places[key]][()]
         return array.view(ml_dtypes.bfloat16) if self.entries[key].dtype == "bfloat16" else array
+
+
+def _is_long(name):
+    return name.count("/") > _DEEPEST or len(name) > _LONGEST

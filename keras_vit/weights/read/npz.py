@@ -1,17 +1,20 @@
 """Reads .npz archives of the official code and big_vision."""
 
+import io
 import json
 import math
-import zipfile
 import zlib
 
 import numpy as np
 
+from keras_vit.weights.read.bounds import open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
 # The key of the comment's checksum in files of this package. Zip archives have no checksum of the comment.
 CHECKSUM = "keras_vit_crc32"
 
+# NumPy refuses longer headers.
+_HEADER_BYTES = 10_100
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -27,7 +30,7 @@ class NpzFile(WeightsFile):
             magic = file.read(4)
         if magic[:2] != b"PK":
             raise refuse(self.path, f"it is not an .npz archive: its first bytes are {magic!r}, expected b'PK'")
-        with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
+        with open_archive(self.path) as archive:
             self.comment = archive.comment
             self._check_end(len(archive.infolist()))
             for info in archive.infolist():
@@ -53,7 +56,9 @@ class NpzFile(WeightsFile):
         if key == info.filename:
             raise refuse(self.path, f"its member {info.filename!r} is not an array")
         # NumPy parses the header as a Python literal, which gives MemoryError on deep nesting.
-        with archive.open(info) as member, refusing_damage(self.path, also=MemoryError):
+        with archive.open(info) as packed, refusing_damage(self.path, also=MemoryError):
+            # A header can claim any length.
+            member = io.BytesIO(packed.read(_HEADER_BYTES))
             version = np.lib.format.read_magic(member)
             if version not in _HEADERS:
                 raise refuse(self.path, f"it is damaged: {info.filename!r} has the unknown format version {version}")

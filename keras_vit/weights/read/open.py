@@ -1,9 +1,9 @@
 """Detects the format of a file by its contents, not by its name."""
 
 import os
-import zipfile
 
-from keras_vit.weights.read.file import checked, refuse, refusing_damage
+from keras_vit.weights.read.bounds import open_archive
+from keras_vit.weights.read.file import checked, refuse
 from keras_vit.weights.read.folders import WHOLE_MODEL, HuggingFaceFolder, ShardedFile
 from keras_vit.weights.read.h5 import H5File
 from keras_vit.weights.read.npz import NpzFile
@@ -49,7 +49,7 @@ def _reader(path, head):
 
 
 def _reader_of_zip(path):
-    with refusing_damage(path), zipfile.ZipFile(path) as archive:
+    with open_archive(path) as archive:
         names = archive.namelist()
     if "config.json" in names and any(name.startswith("model.weights.") for name in names):
         raise refuse(path, f"it is a whole .keras model, not weights; read it {WHOLE_MODEL}")

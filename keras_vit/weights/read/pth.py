@@ -8,6 +8,7 @@ import zipfile
 
 import numpy as np
 
+from keras_vit.weights.read.bounds import check_pickles, open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 from keras_vit.weights.read.torchscript import read_tensors
 
@@ -42,6 +43,10 @@ class PthFile(WeightsFile):
         torch = imported(self.path, "torch", "PyTorch")
         with open(self.path, "rb") as file:
             zipped = file.read(2) == b"PK"
+            if not zipped:
+                file.seek(0)
+                # torch's older format begins with pickles of two numbers, the system, the state and names of arrays.
+                check_pickles(self.path, file, 5)
         if zipped:
             self._check_archive()
             self.verified = True
@@ -64,11 +69,18 @@ class PthFile(WeightsFile):
                 ) from error
 
     def _check_archive(self):
-        """Checks the checksums of the archive, since torch does not."""
-        with refusing_damage(self.path), zipfile.ZipFile(self.path) as archive:
+        """Checks the checksums of the archive, since torch does not, and its pickle."""
+        with open_archive(self.path) as archive:
             damaged = archive.testzip()
-        if damaged is not None:
-            raise refuse(self.path, f"it is damaged (the checksum of its member {damaged!r} is wrong)")
+            if damaged is not None:
+                raise refuse(self.path, f"it is damaged (the checksum of its member {damaged!r} is wrong)")
+            for info in archive.infolist():
+                # torch ignores the case of names.
+                if info.filename.lower().endswith("data.pkl"):
+                    if info.compress_type != zipfile.ZIP_STORED:
+                        raise refuse(self.path, f"{info.filename!r} is compressed, which torch never writes")
+                    with archive.open(info) as member:
+                        check_pickles(self.path, member)
 
     def _is_torchscript(self):
         """Returns True if torch would read the file by the loader that runs its program."""

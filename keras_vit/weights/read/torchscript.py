@@ -21,7 +21,8 @@ def read_tensors(path):
         (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         with archive.open(name) as file:
             module = _Unpickler(file, archive, name.removesuffix(".pkl")).load()
-    return dict(_tensors(module, ""))
+        most = archive.getinfo(name).file_size
+    return _tensors(module, most)
 
 
 class _Module:
@@ -37,6 +38,8 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file, archive, folder):
         super().__init__(file)
         self._archive, self._folder = archive, folder
+        # A pickle can refer to an array many times.
+        self._arrays = {}
 
     def find_class(self, module, name):
         if module.split(".")[0] == "__torch__":
@@ -45,9 +48,9 @@ class _Unpickler(pickle.Unpickler):
             return _DTYPES[name]
         known = {
             ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("collections", "OrderedDict"): _empty_dict,
         }
-        known |= {("torch.jit._pickle", each): list for each in _LISTS}
+        known |= {("torch.jit._pickle", each): _same for each in _LISTS}
         if (module, name) not in known:
             raise pickle.UnpicklingError(f"it holds {module}.{name}, which is neither a tensor nor a module")
         return known[module, name]
@@ -58,7 +61,9 @@ class _Unpickler(pickle.Unpickler):
         _, dtype, key, *_ = pid
         if self._archive.getinfo(f"{self._folder}/{key}").compress_type != zipfile.ZIP_STORED:
             raise pickle.UnpicklingError(f"its array {key!r} is compressed, which could need any amount of memory")
-        data = bytearray(self._archive.read(f"{self._folder}/{key}"))
+        if key not in self._arrays:
+            self._arrays[key] = bytearray(self._archive.read(f"{self._folder}/{key}"))
+        data = self._arrays[key]
         return (
             torch.frombuffer(data, dtype=getattr(torch, dtype)) if data else torch.empty(0, dtype=getattr(torch, dtype))
         )
@@ -68,11 +73,31 @@ def _tensor(storage, offset, size, stride, *_):
     return storage.as_strided(tuple(size), tuple(stride), offset)
 
 
-def _tensors(module, prefix):
+# These return no copies, since a pickle could make many.
+def _empty_dict():
+    return collections.OrderedDict()
+
+
+def _same(values):
+    return values
+
+
+def _tensors(module, most):
+    """Returns {name: tensor} of a module and its parts, which may occur often; raises after about `most` fields."""
     import torch
 
-    for name, value in (module.fields if isinstance(module, _Module) else {}).items():
-        if isinstance(value, torch.Tensor):
-            yield prefix + name, value
-        else:
-            yield from _tensors(value, f"{prefix}{name}.")
+    found, left = {}, [("", module)]
+    while left:
+        prefix, module = left.pop()
+        inner = []
+        for name, value in (module.fields if isinstance(module, _Module) else {}).items():
+            key = prefix + name
+            most -= 1 + len(key) // 50
+            if most < 0:
+                raise pickle.UnpicklingError("its modules have more fields than its pickle has bytes")
+            if isinstance(value, torch.Tensor):
+                found[key] = value
+            elif isinstance(value, _Module):
+                inner.append((f"{key}.", value))
+        left += reversed(inner)
+    return found
