@@ -102,8 +102,8 @@ def attention_rollout(
         model, images, batch_size: As in `attention_maps`. Errors are the same, too.
         head_fusion: "mean", "max" or "min" of the heads.
         discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
-        readout: "token" if the head reads the first token, "gap" if it reads the mean of all patches. By default, the
-            pooling layers decide. Set it if a custom head reads something else.
+        readout: "token" if the head reads the first token, "gap" if it reads the mean of all patches. The
+            pooling layers decide by default. Set it if a custom head reads something else.
 
     Example:
 
