@@ -8,6 +8,7 @@ from pathlib import Path
 
 from keras_vit.arguments import nearest
 from keras_vit.cli_options import LENGTHS, MODEL, SETTINGS, SOURCE, TABLE, Parser, page
+from keras_vit.console import printable
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
@@ -20,17 +21,21 @@ PACKAGES = {
 }
 
 
+def _print(text, file=None):
+    print(printable(text), file=file)
+
+
 def _list(args):
     from keras_vit.models import zoo
 
     rows = zoo.containing(args.name)
-    print(zoo.table(rows, args.columns.split(",")) if args.columns else zoo.table(rows))
+    _print(zoo.table(rows, args.columns.split(",")) if args.columns else zoo.table(rows))
 
 
 def _show(args):
     from keras_vit.models.loading import describe
 
-    print(describe(args.path, args.source))
+    _print(describe(args.path, args.source))
 
 
 def _convert(args):
@@ -39,7 +44,7 @@ def _convert(args):
     model = _read_model(args, args.source_path, source=args.source)
     with _off_stdout():
         keras_vit.save_weights(model, args.target_path, args.to, allow=args.allow)
-    print(f"Wrote {args.target_path} ({args.to})")
+    _print(f"Wrote {args.target_path} ({args.to})")
 
 
 def _predict(args):
@@ -59,15 +64,14 @@ def _predict(args):
         with _off_stdout():
             predictions = classify(model, paths, top, broken="skip" if len(paths) > 1 else "raise")
         if columns:
-            prediction_files.write_submission(draft, *columns, names, predictions)
+            prediction_files.write_submission(draft, *columns, names, predictions, args.escape_formulas)
         elif args.csv:
-            prediction_files.write_csv(draft, header, names, predictions)
+            prediction_files.write_csv(draft, header, names, predictions, args.escape_formulas)
     if args.csv:
-        print(f"Wrote {args.csv}: {len(names)} images")
+        _print(f"Wrote {args.csv}: {len(names)} images")
     else:
         text = prediction_files.as_json(names, predictions) if args.json else table(names, predictions)
-        # A file name may contain bytes that are not UTF-8.
-        print(text.encode(errors="backslashreplace").decode())
+        _print(text)
 
 
 def _off_stdout():
@@ -119,7 +123,7 @@ def _evaluate(args):
         else:
             data = keras_vit.data.from_directory(args.data, **options)
         report = evaluation.classification_report(model, data, num_mistakes=args.mistakes)
-    print(report_text(report))
+    _print(report_text(report))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         names, mistakes = report["class_names"], report.get("mistakes")
@@ -128,7 +132,7 @@ def _evaluate(args):
         if mistakes and len(mistakes["labels"]):
             pictures = [mistakes[key] for key in ("images", "labels", "probabilities")]
             inspection.plot_predictions(*pictures, names, args.out / "mistakes.png")
-        print(f"Wrote confusion.csv, confusion.png and the {args.mistakes} worst mistakes to {args.out}")
+        _print(f"Wrote confusion.csv, confusion.png and the {args.mistakes} worst mistakes to {args.out}")
 
 
 def _inspect(args):
@@ -139,7 +143,7 @@ def _inspect(args):
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     with _off_stdout():
         path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
-    print(f"Wrote {path}")
+    _print(f"Wrote {path}")
 
 
 def _export(args):
@@ -165,16 +169,16 @@ def _export(args):
         options["images"] = keras_vit.preprocess_input(read_images(args.verify, model), model)
     with _off_stdout():
         report = getattr(keras_vit.export, args.to)(model, path, **options)
-    print(keras_vit.export.parity.summary(report))
+    _print(keras_vit.export.parity.summary(report))
 
 
 def _recipes(args):
     from keras_vit import training
 
     if args.name:
-        print(training.RECIPES[args.name].describe())
+        _print(training.RECIPES[args.name].describe())
     else:
-        print("\n".join(f"{name:24}{recipe.expected}" for name, recipe in training.RECIPES.items()))
+        _print("\n".join(f"{name:24}{recipe.expected}" for name, recipe in training.RECIPES.items()))
 
 
 def _train(args):
@@ -217,8 +221,8 @@ def _train(args):
     if distribution.process_id():
         return
     inspection.plot_history(result.history, out / "history.png")
-    print(f"Wrote model.keras, results.json, history.csv and history.png to {out}")
-    print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
+    _print(f"Wrote model.keras, results.json, history.csv and history.png to {out}")
+    _print(" ".join(f"{name} {value:.4f}" for name, value in result.results["test"].items()))
 
 
 def build_parser():
@@ -279,6 +283,8 @@ def build_parser():
     help = "write a CSV file with two columns, as competitions expect it, and call the column of images so"
     add("--id-column", metavar="NAME", help=help)
     add("--label-column", metavar="NAME", help="write such a file, and call the column of classes so")
+    help = "write ' before cells that start with = + - or @, which spreadsheets would compute"
+    add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
     form.add_argument("--csv", type=Path, metavar="FILE", help="write a row per image: path,label,probability")
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -375,11 +381,11 @@ def main(argv=None):
         args.run(args)
     except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
         package = PACKAGES.get(str(error.name).partition(".")[0]) if isinstance(error, ModuleNotFoundError) else None
-        print(f"keras-vit: {error}" + (f": pip install {package}" if package else ""), file=sys.stderr)
+        _print(f"keras-vit: {error}" + (f": pip install {package}" if package else ""), sys.stderr)
         return 1
     except KeyboardInterrupt:
         goes_on = "; run the same command to continue" if args.run is _train else ""
-        print(f"keras-vit: stopped{goes_on}.", file=sys.stderr)
+        _print(f"keras-vit: stopped{goes_on}.", sys.stderr)
         # Shells use this status for a process that Ctrl-C ended.
         return 130
     return 0

@@ -1,6 +1,8 @@
-"""Progress bars for long work, and text tables."""
+"""Progress bars for long work, text tables, and text that is safe to print."""
 
 import contextlib
+import logging
+import re
 import sys
 import time
 
@@ -11,6 +13,22 @@ from keras_vit import arguments
 # The seconds of work before a bar appears.
 DELAY = 5.0
 MEGABYTE = 1_000_000
+# Control characters, marks that reverse the direction of text, and bytes of file names that are not UTF-8.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text, lines=True):
+    """Returns text with its control characters escaped as in JSON; with `lines`, line ends and tabs stay."""
+    return _CONTROL.sub(lambda c: c[0] if lines and c[0] in "\n\t" else f"\\u{ord(c[0]):04x}", str(text))
+
+
+def _escape_record(record):
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
+for _name in ("keras_vit", "keras_vit.data"):
+    logging.getLogger(_name).addFilter(_escape_record)
 
 
 class Progress:
@@ -45,7 +63,7 @@ class Progress:
         self.done, self.count = done, done if count is None else count
         if self.verbose and (self.shown or time.monotonic() - self.start >= DELAY):
             if self.title and not self.shown and keras.config.is_interactive_logging_enabled():
-                print(self.title, flush=True)
+                print(printable(self.title), flush=True)
             self.shown = True
             self._draw()
 
@@ -83,9 +101,9 @@ def text_table(columns, rows, decimals=4, missing=""):
             return f"{value:,.{decimals}f}"
         if isinstance(value, int) and not isinstance(value, bool):
             return f"{value:,}"
-        return missing if value is None else str(value)
+        return missing if value is None else printable(value, lines=False)
 
-    cells = [list(columns), *([text(value) for value in row] for row in rows)]
+    cells = [[printable(column, lines=False) for column in columns], *([text(value) for value in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = ["<" if any(isinstance(row[i], str) for row in rows) else ">" for i in range(len(widths))]
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))

@@ -1,5 +1,6 @@
 import argparse
 import contextlib
+import csv
 import json
 import os
 import pathlib
@@ -82,6 +83,38 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
         (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9.png"))
         status, out, _ = run(capsys, "predict", tmp_path / os.fsdecode(b"caf\xe9.png"), "--weights", file)
         assert status == 0 and "caf\\udce9.png" in out
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_names_reach_the_terminal_escaped(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [f"ca{ESCAPES}t", '=HYPERLINK("http://x","y")', "a\nb"]
+    model = build(num_classes=3, class_names=names, include_preprocessing=True)
+    keras_vit.save_weights(model, tmp_path / "own.npz")
+    arrays = dict(np.load(tmp_path / "own.npz"))
+    write_safetensors(tmp_path / "strange.safetensors", {"blocks.0." + ESCAPES: np.zeros(3), **arrays}, {})
+    pictures = [tmp_path / name for name in ("a.png", f"b{ESCAPES}.png", "n\nl.png", "=1+1.png")]
+    for path in pictures:
+        keras.utils.save_img(path, np.zeros((16, 16, 3)))
+    broken = tmp_path / f"bad{ESCAPES}.png"
+    broken.write_text("x")
+    predict = ("predict", *pictures, broken, "--weights", tmp_path / "own.npz")
+    calls = [("weights", "show", tmp_path / "strange.safetensors"), ("weights", "show", tmp_path / "own.npz")]
+    calls += [("weights", "convert", tmp_path / "strange.safetensors", tmp_path / "x.npz", "--to", "npz")]
+    for call in (*calls, predict, (*predict, "--json")):
+        status, out, error = run(capsys, *call)
+        assert "\x1b" not in out + error, call
+    assert "\\u001b" in out
+    assert {names[0], names[2]} <= {each["label"] for row in json.loads(out) for each in row["classes"]}
+    for options, first in (((), "=1+1.png"), (("--escape-formulas",), "'=1+1.png")):
+        table = ("predict", "=1+1.png", "a.png", "--weights", "own.npz", "--csv", "s.csv", "--top", "3", *options)
+        assert run(capsys, *table)[0] == 0
+        with open("s.csv", newline="") as file:
+            rows = list(csv.reader(file))
+        assert rows[1][0] == first and rows[2][0] == "a.png"
+        assert ("'" + names[1] in rows[1]) == bool(options)
 
 
 def test_predict_writes_a_csv_row_for_each_image(capsys, caplog, tmp_path):

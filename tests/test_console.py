@@ -1,3 +1,4 @@
+import logging
 import re
 import sys
 
@@ -5,7 +6,7 @@ import keras
 import pytest
 
 from keras_vit import console
-from keras_vit.console import Progress, text_table
+from keras_vit.console import Progress, printable, text_table
 
 
 class Clock:
@@ -85,3 +86,15 @@ def test_table_aligns_columns_and_rounds_numbers():
     ]
     assert text_table(["a", "b"], []) == "a  b"
     assert text_table([], []) == ""
+
+
+def test_printable_escapes_control_characters():
+    assert printable("a\tb\nc é 猫") == "a\tb\nc é 猫"
+    assert printable("a\nb\x1b[2J\x9b\u202e\udcff", lines=False) == r"a\u000ab\u001b[2J\u009b\u202e\udcff"
+    assert text_table(["a\x1b"], [["b\nc"]]) == "a\\u001b\nb\\u000ac"
+
+
+@pytest.mark.parametrize("name", ["keras_vit", "keras_vit.data"])
+def test_log_messages_are_escaped(name, caplog):
+    logging.getLogger(name).warning("%s of %d", "a\x1b", 3)
+    assert caplog.messages == [r"a\u001b of 3"]

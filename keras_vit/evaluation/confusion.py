@@ -1,5 +1,5 @@
-import csv
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import outputs_and_classes
 from keras_vit.files import replacing
 from keras_vit.images.figures import finish, new_figure
+from keras_vit.images.table import CSVWriter
 from keras_vit.prediction.classes import ids_and_names, mean_probabilities, prediction_activation
 from keras_vit.prediction.inputs import to_numpy
 from keras_vit.prediction.outputs import image_batches
@@ -94,7 +95,9 @@ def report_text(report):
     return f"{report['num_images']} images: {accuracies}\n\n{table}"
 
 
-def plot_confusion_matrix(matrix: ArrayLike, class_names=None, path: str | os.PathLike | None = None):
+def plot_confusion_matrix(
+    matrix: ArrayLike, class_names: Sequence[str] | None = None, path: str | os.PathLike | None = None
+):
     """Plots a confusion matrix with a row per true class, coloured by the share of the row; returns the figure.
 
     Args:
@@ -112,9 +115,7 @@ def plot_confusion_matrix(matrix: ArrayLike, class_names=None, path: str | os.Pa
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['3', '1', '0', '2']
     """
-    matrix = np.asarray(matrix)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise invalid("matrix", "counts of shape (num_classes, num_classes)", f"shape {matrix.shape}")
+    matrix = _square(matrix)
     count = len(matrix)
     names = arguments.class_names(class_names, count) or [str(i) for i in range(count)]
     side = 2.5 + 0.35 * min(count, 60)
@@ -133,15 +134,27 @@ def plot_confusion_matrix(matrix: ArrayLike, class_names=None, path: str | os.Pa
     return finish(figure, path)
 
 
-def write_confusion_matrix(matrix: ArrayLike, class_names, path: str | os.PathLike) -> None:
+def _square(matrix):
+    matrix = np.asarray(matrix)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise invalid("matrix", "counts of shape (num_classes, num_classes)", f"shape {matrix.shape}")
+    return matrix
+
+
+def write_confusion_matrix(
+    matrix: ArrayLike, class_names: Sequence[str], path: str | os.PathLike, *, escape_formulas: bool = False
+) -> None:
     """Writes a confusion matrix as a CSV file: a row per true class, a column per predicted class.
 
     Args:
         matrix: Counts, (num_classes, num_classes).
         class_names: The names of the classes.
         path: Path of the file, in an existing folder.
+        escape_formulas: Bool, write ' before names that start with = + - or @, which spreadsheets would compute.
     """
+    matrix, names = _square(matrix), arguments.class_names(class_names, len(matrix))
     with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["true \\ predicted", *class_names])
-        writer.writerows([name, *map(int, counts)] for name, counts in zip(class_names, matrix, strict=True))
+        writer = CSVWriter(file, escape_formulas)
+        writer.writerow(["true \\ predicted", *names])
+        for name, counts in zip(names, matrix, strict=True):
+            writer.writerow([name, *map(int, counts)])

@@ -54,6 +54,21 @@ def csv_rows(path):
         raise ValueError(f"Expected a CSV file in UTF-8. {str(path)!r}: {error}") from error
 
 
+class CSVWriter:
+    """Writes rows of cells to a CSV file; with `escape_formulas`, cells that start with = + - or @ get a leading '."""
+
+    def __init__(self, file, escape_formulas=False):
+        self.writer, self.escape_formulas = csv.writer(file), escape_formulas
+
+    def writerow(self, cells):
+        self.writer.writerow([self._cell(cell) for cell in cells])
+
+    def _cell(self, cell):
+        # Spreadsheets ignore spaces and line ends before a formula.
+        is_formula = self.escape_formulas and isinstance(cell, str) and cell.strip()[:1] in ("=", "+", "-", "@")
+        return f"'{cell}" if is_formula else cell
+
+
 def integer(value):
     """Parses an integer, which may be written "3" or 3.0; returns None if it is invalid."""
     try:

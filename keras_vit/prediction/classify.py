@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.console import Progress
+from keras_vit.console import Progress, printable
 from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.images.files import read_pixels
 from keras_vit.prediction.classes import (
@@ -141,11 +141,12 @@ def _batches(model, paths, tta, batch_size, broken, errors):
 
 def table(paths, predictions):
     """Formats the predictions of `classify` as text, one class per line."""
-    width = max((len(os.fspath(path)) for path in paths), default=0)
+    paths = [printable(os.fspath(path), lines=False) for path in paths]
+    width = max(map(len, paths), default=0)
     lines = []
     for path, classes in zip(paths, predictions, strict=True):
         if not classes:
-            lines.append(f"{os.fspath(path):{width}}  could not be read")
+            lines.append(f"{path:{width}}  could not be read")
         for i, (_, name, probability) in enumerate(classes):
-            lines.append(f"{'' if i else os.fspath(path):{width}}  {probability:6.1%}  {name}")
+            lines.append(f"{'' if i else path:{width}}  {probability:6.1%}  {printable(name, lines=False)}")
     return "\n".join(lines)

@@ -1,6 +1,5 @@
 """Finds image files, predicts them, and writes files of predictions."""
 
-import csv
 import json
 import os
 import sys
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from keras_vit.console import printable
 from keras_vit.images.files import NOT_READ
-from keras_vit.images.table import csv_rows, empty, read_columns
+from keras_vit.images.table import CSVWriter, csv_rows, empty, read_columns
 from keras_vit.prediction.classes import outputs_named
 from keras_vit.prediction.classify import predict_paths
 
@@ -116,7 +116,8 @@ def _images_in_folder(folder):
     if not images:
         raise ValueError(f"Expected a folder of images. Received: {folder!r}, with {len(others)} other files")
     if others:
-        print(f"Skipped {len(others)} files in {folder} that are not images, such as {others[0]}", file=sys.stderr)
+        skipped = f"Skipped {len(others)} files in {folder} that are not images, such as {others[0]}"
+        print(printable(skipped), file=sys.stderr)
     return images
 
 
@@ -140,28 +141,28 @@ def _paths_in_table(table, column):
     return chosen, cells, base
 
 
-def write_csv(path, header, names, predictions):
+def write_csv(path, header, names, predictions, escape_formulas=False):
     """Writes the results of `classify` as a CSV file, one row per image; cells of unreadable images are empty.
 
-    Bytes of a name that are not UTF-8 are written as backslash escapes.
+    Bytes of a name that are not UTF-8 are written as backslash escapes. `escape_formulas` is as in `CSVWriter`.
     """
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
     with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
+        writer = CSVWriter(file, escape_formulas)
         writer.writerow([header, *(column + ending for ending in endings for column in ("label", "probability"))])
         for name, classes in zip(names, predictions, strict=True):
             cells = [cell for _, label, probability in classes for cell in (label, f"{probability:.6g}")]
             writer.writerow([name, *cells, *[""] * (2 * top - len(cells))])
 
 
-def write_submission(path, id_column, label_column, names, predictions):
+def write_submission(path, id_column, label_column, names, predictions, escape_formulas=False):
     """Writes the most probable class of each image as competitions expect it; an unreadable image has an empty label.
 
-    `names` and `predictions` are as for `write_csv`.
+    The other arguments are as for `write_csv`.
     """
     with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.writer(file)
+        writer = CSVWriter(file, escape_formulas)
         writer.writerow([id_column, label_column])
         for name, classes in zip(names, predictions, strict=True):
             writer.writerow([name, classes[0][1] if classes else ""])

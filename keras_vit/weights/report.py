@@ -5,6 +5,8 @@ import math
 import os
 from dataclasses import dataclass, field
 
+from keras_vit.console import printable
+
 logger = logging.getLogger("keras_vit")
 # The reason for skipping keys such as an optimizer's state.
 NO_WEIGHTS = "holds no weights of the model"
@@ -53,7 +55,7 @@ class LoadReport:
         ]
         for title in ("resized", "adapted", "skipped", "kept", "assumed", "unchecked"):
             lines += [f"  {title:<8} {key}: {what}" for key, what in self._shown(getattr(self, title)).items()]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     @staticmethod
     def _shown(outcomes):
@@ -98,7 +100,7 @@ class WeightsMismatchError(ValueError):
             *(f"  {hint}" for hint in hints),
             '  To leave a layer out on purpose, pass skip=("its name",) to load_weights.',
         ]
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
 
     def _listed(self, title, names):
         if not names:
