@@ -29,6 +29,9 @@ class FamilyModel(CheckedRuns, keras.Model):
     (12, (14, 14), 12)
     """
 
+    # The same model without the tokens that no head reads, or None.
+    _short = None
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         # If it were a plain attribute, Keras would track the model.
