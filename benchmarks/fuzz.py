@@ -36,6 +36,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 from hostile import GOOD, damaged, mutated, picture, request, rng_of, text_of
 
+from tests import hostile_archives
+
 ROOT = Path(__file__).parents[1]
 # Above what a process has after its start.
 MEMORY = 4 * 2**30
@@ -55,7 +57,7 @@ CHECKSUM = {
 }
 CONFIGS = ("config.json", "preprocessor_config.json", "keras", "safetensors_header")
 # As many cases of each name as the whole run has.
-CASES = {"files": 250, "configs": 50, "pictures": 200, "requests": 500, "kills": 5}
+CASES = {"archives": 100, "files": 250, "configs": 50, "pictures": 200, "requests": 500, "kills": 5}
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -254,8 +256,26 @@ class Pictures:
         return ("loaded", "") if whole else ("silent", f"{detail.shape} from {detail.min()} to {detail.max()}")
 
 
-SECTIONS = {"files": Files, "configs": Configs, "pictures": Pictures}
-NAMES = {"files": tuple(CHECKSUM), "configs": CONFIGS, "pictures": ("pictures",)}
+class Archives:
+    """Small weight files that would need much memory or time."""
+
+    def __init__(self, folder, name):
+        import torch  # noqa: F401
+
+        from keras_vit.weights.read import open_checkpoint
+
+        self.folder, self.open = Path(folder), open_checkpoint
+
+    def run(self, rng):
+        name = sorted(hostile_archives.FILES)[rng.integers(len(hostile_archives.FILES))]
+        path = self.folder / name
+        hostile_archives.FILES[name][0](path)
+        outcome, detail = outcome_of(lambda: self.open(path), name)
+        return ("silent", name) if outcome == "loaded" else (outcome, detail)
+
+
+SECTIONS = {"archives": Archives, "files": Files, "configs": Configs, "pictures": Pictures}
+NAMES = {"archives": ("archives",), "files": tuple(CHECKSUM), "configs": CONFIGS, "pictures": ("pictures",)}
 
 
 def work(section, name, seed, first, count):

@@ -13,7 +13,7 @@ import numpy as np
 # For the modules of the tests.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tests.hostile_images import chunk, gif, jpeg_scans, jpeg_sequential, png, png_text
+from tests.hostile_images import chunk, gif, jpeg_scans, jpeg_sequential, long_parts, png, png_text
 
 GOOD = {"instances": np.zeros((1, 16, 16, 3)).tolist()}
 # Nearly the largest body that the server takes.
@@ -88,6 +88,7 @@ def costly(number):
         lambda: png_text(b"zTXt", 20),
         lambda: png_text(b"iTXt", 20),
         lambda: gif(20, (4000, 4000), (4000, 4000)),
+        *((lambda data=data: data) for data in long_parts().values()),
     )
     return makers[number % len(makers)]()
 
@@ -98,7 +99,7 @@ def picture(rng):
 
     kind = rng.integers(7)
     if kind == 6:
-        return costly(int(rng.integers(8)))
+        return costly(int(rng.integers(1000)))
     if kind == 0:
         sides = [(16384, 1500), (40_000, 40_000), (2**31 - 1, 2**31 - 1), (0, 5), (1, 60_000), (3000, 3000)]
         width, height = sides[rng.integers(len(sides))]

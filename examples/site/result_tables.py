@@ -509,8 +509,8 @@ def fuzz():
     """Damaged and hostile inputs: what happened."""
     found = result("fuzz")
     cells = []
-    for section in ("files", "configs", "pictures", "requests"):
-        for name, counts in found[section].items():
+    for section in ("archives", "files", "configs", "pictures", "requests"):
+        for name, counts in found.get(section, {}).items():
             answered = counts.get("loaded", counts.get("answered", 0))
             cells.append([section, name, counts["refused"], answered, counts.get("silent", 0)])
     columns = ["Inputs", "Kind", "Refused with an error", "Accepted", "Changed unnoticed"]

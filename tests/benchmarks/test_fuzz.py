@@ -21,6 +21,12 @@ def test_damaged_checkpoint_is_refused_or_read_as_whole(script, name, tmp_path):
     assert "refused" in outcomes
 
 
+def test_small_archives_that_need_much_memory_are_refused(script, tmp_path):
+    pytest.importorskip("torch")
+    archives = script.Archives(tmp_path, "archives")
+    assert {archives.run(script.rng_of(0, "archives", case))[0] for case in range(5)} == {"refused"}
+
+
 def test_fuzz_case_is_repeatable(script):
     hostile = importlib.import_module("hostile")
     for case in range(20):
