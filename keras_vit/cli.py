@@ -384,8 +384,8 @@ def main(argv=None):
         _print(f"keras-vit: {error}" + (f": pip install {package}" if package else ""), sys.stderr)
         return 1
     except KeyboardInterrupt:
-        goes_on = "; run the same command to continue" if args.run is _train else ""
-        _print(f"keras-vit: stopped{goes_on}.", sys.stderr)
+        advice = "; run the same command to continue" if args.run is _train else ""
+        _print(f"keras-vit: stopped{advice}.", sys.stderr)
         # Shells use this status for a process that Ctrl-C ended.
         return 130
     return 0

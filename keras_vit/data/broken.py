@@ -21,7 +21,7 @@ class BrokenImages(dict):
         self._load, self._num_images, self._repeats = load, num_images, repeats
         self._waiting, self._summary = {}, "no broken images so far"
 
-    def first_sound(self, records, load):
+    def first_readable(self, records, load):
         """Returns the first record that `load` can read; raises a ValueError if there is none."""
         reasons = []
         for record in records:
@@ -65,11 +65,11 @@ def _reason(load, record):
     return None
 
 
-def in_place(
+def replace_broken(
     data,
     decode,
     prepare,
-    stand_in,
+    placeholder,
     batch_size,
     parallel,
     *,
@@ -87,7 +87,7 @@ def in_place(
     size = batch_size // shard[1]
 
     def alone(index, _):
-        return prepare(*decode(index, stand_in))
+        return prepare(*decode(index, placeholder))
 
     def attempt(indices, records):
         elements = tf.data.Dataset.zip(indices, records)

@@ -82,7 +82,7 @@ class Epochs:
             data = data.concatenate(filling.repeat((begin - end) % self._batch_size))
         return data
 
-    def watched(self, data, broken, num_batches):
+    def with_epoch_end(self, data, broken, num_batches):
         """Returns the batches in (index, missing, batch); reports broken images and counts finished epochs."""
         upcoming = self._next
 

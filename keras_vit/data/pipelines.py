@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.config import Preprocessing
 from keras_vit.data.arguments import input_options, kind_of_batch_labels, refuse_removed
 from keras_vit.data.augment import Policy, augmentation
-from keras_vit.data.broken import BrokenImages, in_place
+from keras_vit.data.broken import BrokenImages, replace_broken
 from keras_vit.data.crop import Crop
 from keras_vit.data.epochs import Epochs
 from keras_vit.data.source import Source, tf
@@ -202,15 +202,15 @@ def pipeline(
             cut.decode(read(record, files)["image"], (0, 0))
 
         broken = BrokenImages(try_decode, epochs.num_distinct, policy.repeats)
-        sound = broken.first_sound(source.records, lambda record: cut(read(record, source.files)["image"], (0, 0)))
-        stand_in = read(sound, source.files and not files)
+        sound = broken.first_readable(source.records, lambda record: cut(read(record, source.files)["image"], (0, 0)))
+        placeholder = read(sound, source.files and not files)
 
         whole = bool(repeat or drop_remainder or pad_remainder)
         batches = functools.partial(
-            in_place,
+            replace_broken,
             decode=steps.decode,
             prepare=steps.prepare,
-            stand_in=stand_in,
+            placeholder=placeholder,
             batch_size=batch_size,
             parallel=parallel,
             shard=(shard_index, num_shards),
@@ -221,13 +221,13 @@ def pipeline(
         if repeat:
             data = batches(epochs.parts().flat_map(epochs.stream))
         else:
-            filler = stand_in if pad_remainder else None
+            filler = placeholder if pad_remainder else None
             data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
         # Use threads only for mixing, because the rest of `finish` is too small for them.
         data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
-        data = epochs.watched(data.prefetch(tf.data.AUTOTUNE), broken, length)
+        data = epochs.with_epoch_end(data.prefetch(tf.data.AUTOTUNE), broken, length)
         length = tf.data.INFINITE_CARDINALITY if length == math.inf else length
         data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(_options())
         data.source, data.class_names, data.num_classes = source, list(source.class_names), source.num_classes

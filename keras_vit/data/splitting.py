@@ -9,7 +9,7 @@ from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
 from keras_vit.data.tfds import load
 from keras_vit.files import absent
-from keras_vit.images.table import Part, read_columns, real
+from keras_vit.images.table import TableRows, read_columns, real
 
 
 def folds(
@@ -54,7 +54,7 @@ def folds(
     fold_of[order] = np.arange(num_rows) % k
 
     def rows(fold, inside):
-        return Part(columns, lines, np.flatnonzero((fold_of == fold) == inside))
+        return TableRows(columns, lines, np.flatnonzero((fold_of == fold) == inside))
 
     return ((rows(fold, False), rows(fold, True)) for fold in range(k))
 
@@ -172,6 +172,6 @@ def _splits_from_table(path, directory, holdout, columns):
 
     def make(part, seed=0, **options):
         chosen = np.flatnonzero(held_out(labels, names, holdout, seed) == (part == "test"))
-        return from_dataframe(Part(table, lines, chosen), directory=directory, seed=seed, **{**columns, **options})
+        return from_dataframe(TableRows(table, lines, chosen), directory=directory, seed=seed, **{**columns, **options})
 
     return make

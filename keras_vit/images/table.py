@@ -14,7 +14,7 @@ from keras_vit.files import regular_file
 logger = logging.getLogger("keras_vit.data")
 
 
-class Part(dict):
+class TableRows(dict):
     """Some rows of a table as {name: values}. `lines` are for errors, and `whole` has the labels of all classes."""
 
     def __init__(self, columns, lines, chosen):
@@ -34,7 +34,7 @@ def read_columns(frame):
             raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
         # If rows were added or removed, the line numbers no longer fit.
-        if isinstance(frame, Part) and len(frame.lines[1]) == len(lines[1]):
+        if isinstance(frame, TableRows) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
     path = Path(frame)

@@ -74,12 +74,12 @@ class TensorBoardAttention(TensorBoardPictures):
     ):
         super().__init__(log_dir, images, every)
         self.head_fusion = arguments.choice("head_fusion", head_fusion, tuple(FUSIONS))
-        self.watched = model
+        self.model_with_attention = model
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
-        self._pictures = raw_pictures(self.watched or self.model, self.images)
+        self._pictures = raw_pictures(self.model_with_attention or self.model, self.images)
 
     def pictures(self):
-        attention = attention_rollout(self.watched or self.model, self.images, self.head_fusion)
+        attention = attention_rollout(self.model_with_attention or self.model, self.images, self.head_fusion)
         return attention_overlay(self._pictures, attention)

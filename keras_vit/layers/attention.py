@@ -9,7 +9,7 @@ from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.kernels import attend, attend_unfused, dense
-from keras_vit.layers.placement import active_layout, placed
+from keras_vit.layers.placement import active_layout, with_sharding
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
@@ -203,12 +203,12 @@ class MultiHeadSelfAttention(CompositeLayer):
         would collect the products on each device.
         """
         kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
-        kernel = placed(kernel, "heads of a kernel")
+        kernel = with_sharding(kernel, "heads of a kernel")
         qkv = ops.einsum("bnc,cphd->bnphd", tokens, kernel)
         if self.use_bias:
             bias = self.qkv.bias if self.key_bias else self.qkv.bias_without_keys()
             qkv = qkv + ops.reshape(bias, (3, self.num_heads, self.key_dim))
-        return placed(qkv, "heads of tokens")
+        return with_sharding(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
         """Returns the scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""

@@ -1,7 +1,7 @@
 import keras
 
 
-def placed(tensor, name):
+def with_sharding(tensor, name):
     """Splits a tensor over the devices by the layout for a name.
 
     Returns the tensor unchanged if there is no layout, or if a split side is not divisible by its mesh axis.

@@ -12,7 +12,7 @@ from keras_vit.models.graph import is_graph, nodes_before, operations_before, pr
 HEADS = ("head", "head_dist")
 
 
-class Parts(NamedTuple):
+class BackboneParts(NamedTuple):
     """The layers of a model that contains a backbone, each in one of the lists."""
 
     below: list  # before the first block: the embedding
@@ -23,7 +23,7 @@ class Parts(NamedTuple):
 
 
 def find_parts(model):
-    """Returns the `Parts` of a model that is, extends or contains a backbone; raises unless there is exactly one."""
+    """Returns the `BackboneParts` of a model that contains exactly one backbone, or is one; else raises."""
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
         names = ", ".join(layer.name for layer in model.layers)
@@ -36,7 +36,7 @@ def find_parts(model):
     backbone = models[-1]
     blocks = _blocks(backbone)
     before = {id(operation) for operation in operations_before(backbone, blocks[-1])}
-    parts = Parts([], blocks, [], [], models)
+    parts = BackboneParts([], blocks, [], [], models)
     for layer in backbone.layers:
         if layer in blocks:
             continue

@@ -58,7 +58,7 @@ def _source(file, source):
     name = SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source
 
     def matching(keys):
-        if found := next((each for each in _all_sources() if each.name == name and each.knows(keys)), None):
+        if found := next((each for each in _all_sources() if each.name == name and each.matches(keys)), None):
             return found
         return recognise(keys, file.container, file.facts) if source is None else None
 
@@ -75,7 +75,7 @@ def _source(file, source):
                 "the state dict of one of them to a file."
             )
         if not inner and source is not None:
-            fitting = [name for name, each in known.items() if each.knows(file.entries)] or known
+            fitting = [name for name, each in known.items() if each.matches(file.entries)] or known
             expected = f"one of {', '.join(map(repr, fitting))}, or None to recognise it by the file's keys"
             raise arguments.invalid("source", expected, source, known)
         if not inner:

@@ -21,7 +21,7 @@ PAPER = {"Ti/16": 5, "S/16": 22, "S/32": 22, "B/16": 86, "B/32": 86, "L/16": 307
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class LayerCosts:
     """The costs of one layer for one image; `multiply_adds` is None if unknown."""
 
     name: str
@@ -31,13 +31,13 @@ class Row:
     parameters: int | None
     multiply_adds: int | None
     activation_bytes: int
-    # One Row per step, if there are several steps.
+    # One entry per step, if there are several steps.
     steps: tuple = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The costs of a model for one image, with a `Row` per layer call; prints as a table."""
+    """The costs of a model for one image, with a `LayerCosts` per layer call; prints as a table."""
 
     name: str
     input_shapes: tuple
@@ -69,7 +69,7 @@ class Profile:
         for row in self.rows:
             lines.append(_cells(row))
             lines += [_cells(step, "  ") for step in row.steps] if steps else []
-        total = Row("total", "", (), self.parameters, self.multiply_adds, self.activation_bytes)
+        total = LayerCosts("total", "", (), self.parameters, self.multiply_adds, self.activation_bytes)
         columns = ["layer", "kind", "output", "parameters", "multiply-adds (M)", "activations (MB)"]
         text = text_table(columns, [*lines, _cells(total)], decimals=2, missing="-")
         sizes = ", ".join(" x ".join(map(str, shape)) for shape in self.input_shapes)
@@ -134,7 +134,7 @@ def profile(model, image_size=None):
     counter = _Counter(image_size)
     counter.walk(model, inputs, "")
     if left := counter.new_parameters(model.weights):
-        counter.rows.append(Row("other weights", "", (), left, 0, 0))
+        counter.rows.append(LayerCosts("other weights", "", (), left, 0, 0))
     return Profile(model.name, tuple(tuple(x.shape[1:]) for x in inputs), tuple(counter.rows))
 
 
@@ -210,10 +210,12 @@ class _Counter:
             )
         found = costs.operation_steps(operation, args, kwargs, first)
         width = np.dtype(getattr(operation, "compute_dtype", first.dtype)).itemsize
-        steps = [Row(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in found]
+        steps = [LayerCosts(f"{name}/{step}", "", (), None, products, size * width) for step, products, size in found]
         parameters = self.new_parameters(getattr(operation, "weights", ()))
         size = sum(step.activation_bytes for step in steps)
-        self.rows.append(Row(name, kind, shape, parameters, costs.total(found), size, tuple(steps[1:] and steps)))
+        self.rows.append(
+            LayerCosts(name, kind, shape, parameters, costs.total(found), size, tuple(steps[1:] and steps))
+        )
         return outputs
 
 

@@ -88,7 +88,7 @@ def save_weights(
         kind = transformers_folder.matching_kind(record)
         source = kind.source.spelled_for(record)
     variables = weights_by_path(model)
-    _check(model, format, source, fields, variables, allow, told=in_folder or format == "huggingface")
+    _check(model, format, source, fields, variables, allow, settings_are_stored=in_folder or format == "huggingface")
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     if not getattr(record, "key_bias", True):
         for weight in (name for name in values if name.endswith("/attention/qkv/bias")):
@@ -156,7 +156,7 @@ def _computed_elsewhere(config):
         yield f"classifier_activation={config.classifier_activation!r}. Build it without, and use its logits"
 
 
-def _check(model, format, source, fields, variables, allow, told):
+def _check(model, format, source, fields, variables, allow, settings_are_stored):
     """Raises unless the format's code computes the same as the model."""
     # Only older versions of timm have pre_logits.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
@@ -175,8 +175,8 @@ def _check(model, format, source, fields, variables, allow, told):
         )
     # A folder contains the first two settings.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
-    settings = {name: getattr(source, name) for name in names[2 if told else 0 :]}
-    if format == "timm" and num_heads and not told:
+    settings = {name: getattr(source, name) for name in names[2 if settings_are_stored else 0 :]}
+    if format == "timm" and num_heads and not settings_are_stored:
         settings |= timm_folder.timm_settings(config_of(model))
     allowed = allowed_settings(allow)
     for name, there in settings.items():

@@ -14,14 +14,14 @@ from keras_vit.models.loading import fields_of_file, open_file
 from keras_vit.models.vit import variants as vit
 from keras_vit.weights import hub
 from keras_vit.weights.download import DownloadError, confirm, download
-from keras_vit.weights.published import ROWS, Row, folder_and_file
+from keras_vit.weights.published import ROWS, PublishedCheckpoint, folder_and_file
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
 # Family, size and patch size in the name of a builder.
 _ARCHITECTURE = r"(ViT|DeiT|DINOv2|CLIP)([A-Za-z]+)(\d+)"
 
 
-def list_weights(architecture: str | None = None) -> list[Row]:
+def list_weights(architecture: str | None = None) -> list[PublishedCheckpoint]:
     """Lists the published checkpoints, without downloading any.
 
     Args:
@@ -66,12 +66,12 @@ def table(rows, columns=("name", "params", "resolution", "classes", "top-1", "li
 
 
 def find(name):
-    """Returns the Row by its full name, such as "ViTB16.imagenet21k", or None."""
+    """Returns the PublishedCheckpoint by its full name, such as "ViTB16.imagenet21k", or None."""
     return ROWS.get(name)
 
 
 def resolve(architecture, tag):
-    """Returns the Row for `weights=tag` of a builder; raises with the known tags."""
+    """Returns the PublishedCheckpoint for `weights=tag` of a builder; raises with the known tags."""
     row = find(f"{architecture}.{tag}")
     if row is not None:
         return row
@@ -95,7 +95,7 @@ def local_path(weights, architecture):
 
 
 def fetch(row):
-    """Returns the path of a Row's file, verified, and downloaded if needed.
+    """Returns the path of a published file, verified, and downloaded if needed.
 
     The file may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, where downloads are stored. If no
     full hash was published, the cache keeps the hash of the first use to check later uses.
@@ -123,7 +123,7 @@ def fetch(row):
 
 
 def _check(row, path):
-    """Raises ValueError unless the file is a whole checkpoint of a Row's sizes."""
+    """Raises ValueError unless the file is a whole checkpoint of a PublishedCheckpoint's sizes."""
     family, file = identify(open_file(path), row.source)
     fields = fields_of_file(file, read_config(file))
     named = "".join(filter(str.isalnum, family.config.name_from_fields(fields) or ""))
@@ -145,7 +145,7 @@ def _size_name(family, size, _):
 
 
 def _parameters(row):
-    """Returns the number of parameters of a Row's ViT, without ResNet, registers and LayerScale, or None."""
+    """Returns the number of parameters of a ViT, without ResNet, registers and LayerScale; None for other models."""
     found = re.search(_ARCHITECTURE, row.architecture)
     if found is None:
         return None

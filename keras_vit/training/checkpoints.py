@@ -19,7 +19,7 @@ _FORMAT = "keras_vit training checkpoint, version 2"
 OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
 
 
-class Slot(NamedTuple):
+class Checkpoint(NamedTuple):
     """The contents of one checkpoint: JSON `facts`, and `arrays` by name."""
 
     path: Path
@@ -101,7 +101,7 @@ def _read(path, file):
     # Checksums cover single arrays. Damage to the archive's directory can hide a whole array.
     if sorted(arrays) != header.get("arrays", sorted(arrays)):
         raise ValueError("arrays are missing")
-    return Slot(path, header["facts"], arrays)
+    return Checkpoint(path, header["facts"], arrays)
 
 
 def model_arrays(model):

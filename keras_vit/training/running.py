@@ -138,9 +138,9 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     length = lengths(recipe, train.num_images, test.num_images)
 
     trained = SAM(model, recipe.sam, dtype=recipe.dtype) if recipe.sam else model
-    judged = {"loss": loss(recipe, one_hot)}
-    judged["weighted_metrics" if split.parts > 1 else "metrics"] = metrics(train.num_classes, one_hot, kind)
-    trained.compile(optimizer(recipe, model, length.total, length.warmup), **judged)
+    compile_options = {"loss": loss(recipe, one_hot)}
+    compile_options["weighted_metrics" if split.parts > 1 else "metrics"] = metrics(train.num_classes, one_hot, kind)
+    trained.compile(optimizer(recipe, model, length.total, length.warmup), **compile_options)
     synchronize(trained)
     compile_long_run(trained, length.total, verbose)
 
@@ -195,7 +195,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if recipe.train == "lora":
         model = merge_lora(model)
     if model is not trained:
-        model.compile("sgd", **judged)
+        model.compile("sgd", **compile_options)
         synchronize(model)
     model.evaluate(test, verbose=verbose)
     scores = reduce_metrics(model)

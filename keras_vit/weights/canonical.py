@@ -10,7 +10,7 @@ from keras_vit.weights.source import unwrapped
 _MOST_BLOCKS = 1000
 
 
-class Place(NamedTuple):
+class ArrayLocation(NamedTuple):
     """The place of an array: a key of the file, and an index of the first axis if blocks are stacked."""
 
     key: str
@@ -48,7 +48,7 @@ class CanonicalFile:
         self.ignored = [inner[key] for key in ignored]
         self.outside = sorted(entries.keys() - inner.values())
         source.refuse_keys(self.path, canonical, self.model_name)
-        self.source = source.spelled(canonical)
+        self.source = source.with_variant_names(canonical)
         self.places = self._unstacked(canonical)
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
         # {path of a weight: shape in the model}, for the weights whose arrays are all in the file.
@@ -80,7 +80,7 @@ class CanonicalFile:
         return shape[axis] if len(shape) == rank else None
 
     def _unstacked(self, canonical):
-        """Returns {canonical key: Place}, with a key per block if the file stacks them."""
+        """Returns {canonical key: ArrayLocation}, with a key per block if the file stacks them."""
         places = {}
         for name, key in canonical.items():
             if self.source.stacked and name.startswith(self.source.stacked[0]):
@@ -89,12 +89,12 @@ class CanonicalFile:
                 if count > _MOST_BLOCKS:
                     raise refuse(self.path, f"{key!r} stacks {count:,} blocks, more than {_MOST_BLOCKS:,}")
                 for i in range(count):
-                    places[template.format(i) + name.removeprefix(prefix)] = Place(key, i)
+                    places[template.format(i) + name.removeprefix(prefix)] = ArrayLocation(key, i)
             elif name == "embeddings.register_tokens" and 0 in self.file.entries[key].shape:
                 # This is a DINOv3 without registers.
                 self.ignored.append(key)
             else:
-                places[name] = Place(key)
+                places[name] = ArrayLocation(key)
         return places
 
     def _shape(self, place):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 
-class Same:
+class Identity:
     """One array, identical in file and model; the base class of all layouts."""
 
     # The weight's position in the file's array. save_weights concatenates the parts in this order.
@@ -34,7 +34,7 @@ class Same:
         return (value,)
 
 
-class Ones(Same):
+class Squeeze(Identity):
     """One array whose leading axes of length 1 differ. Writing adds `before` such axes and drops `without`."""
 
     def __init__(self, before=0, without=0):
@@ -51,7 +51,7 @@ class Ones(Same):
         return self.model_shape(shapes) == shape
 
 
-class Heads(Same):
+class Heads(Identity):
     """An axis of num_heads * head_dim in the model that the file splits into (num_heads, head_dim)."""
 
     def __init__(self, axis):
@@ -65,14 +65,14 @@ class Heads(Same):
         return (*shape[: self.axis], math.prod(shape[self.axis : end]), *shape[end:])
 
 
-class Flat(Same):
+class Flat(Identity):
     """A bias with a heads axis in the model that is flat in the file."""
 
     def to_file(self, value, heads):
         return (value.reshape(-1),)
 
 
-class Transposed(Same):
+class Transposed(Identity):
     """A dense kernel in PyTorch's layout: (outputs, inputs), then `ones` axes of length 1.
 
     The model's first `inputs` axes are inputs.
@@ -92,7 +92,7 @@ class Transposed(Same):
         return (kernel.reshape(*kernel.shape, *[1] * self.ones),)
 
 
-class Permuted(Same):
+class Permuted(Identity):
     """One array. Its axes in the model are the file's axes in the order `axes`."""
 
     def __init__(self, *axes):
@@ -113,7 +113,7 @@ class Permuted(Same):
 TORCH_CONV, TORCH_DEPTHWISE = Permuted(2, 3, 1, 0), Permuted(2, 3, 0, 1)
 
 
-class Pointwise(Same):
+class Pointwise(Identity):
     """A dense kernel that the file keeps as a 1 x 1 convolution, (1, 1, inputs, outputs)."""
 
     def model_shape(self, shapes):
@@ -123,7 +123,7 @@ class Pointwise(Same):
         return (value.reshape(1, 1, *value.shape),)
 
 
-class Fused(Same):
+class Fused(Identity):
     """`count` arrays of layout `codec` in the file, such as query, key and value, joined on the model's last axis."""
 
     def __init__(self, codec, count=3):
@@ -141,7 +141,7 @@ class Fused(Same):
         return tuple(self.codec.to_file(part, heads)[0] for part in np.split(value, self.count, axis=-1))
 
 
-class QueryValue(Same):
+class QueryValue(Identity):
     """The biases of queries and values, two arrays in the file. The bias of the keys is zero in the model."""
 
     without_keys = True
@@ -157,7 +157,7 @@ class QueryValue(Same):
         return tuple(np.split(value, 3)[::2])
 
 
-class Masked(Same):
+class Masked(Identity):
     """A bias of queries, keys and values, and the mask that multiplies it in DINOv3: 0 for the keys, else 1."""
 
     without_keys = True
@@ -172,7 +172,7 @@ class Masked(Same):
         return value, np.repeat(np.array([1, 0, 1], "float32"), len(value) // 3)
 
 
-class Part(Same):
+class Part(Identity):
     """One of `count` weights of layout `codec`, which the file concatenates on the first axis of an array."""
 
     def __init__(self, codec, part, count):

@@ -18,7 +18,7 @@ _PREPROCESSING = {
 _LICENSES = {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}
 
 
-class Row(NamedTuple):
+class PublishedCheckpoint(NamedTuple):
     """A published checkpoint, as in `list_weights`."""
 
     # As in "ViTB16.imagenet21k".
@@ -164,7 +164,7 @@ def folder_and_file(url):
 def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
     folder, file = folder_and_file(url)
     digits = re.search(r"-([0-9a-f]{8})\.pth$", file)
-    return Row(
+    return PublishedCheckpoint(
         name=f"{architecture}.{tag}",
         architecture=architecture,
         tag=tag,

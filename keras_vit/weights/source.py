@@ -17,7 +17,7 @@ class Name(NamedTuple):
     """One row: the file's keys for a model weight, and the codec that converts their arrays."""
 
     keys: tuple
-    codec: codecs.Same = codecs.Same()
+    codec: codecs.Identity = codecs.Identity()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class Source:
         name = f" ({model_name})" if model_name else ""
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
-    def spelled(self, keys):
+    def with_variant_names(self, keys):
         """Returns this source with the rows of each spelling whose keys are all among the `keys` of a file."""
 
         def holds(rows):
@@ -148,14 +148,14 @@ class Source:
         weight = self.find_weight_path(key)
         return weight and weight.split("/")[0]
 
-    def knows(self, keys):
+    def matches(self, keys):
         """Returns True if the keys include this source's first layer."""
         entrance = next(iter(self.names.values())).keys[0]
         return any(self._canonical(key) == entrance for key in keys)
 
     def recognises(self, keys):
         """Returns True if the keys include this source's first layer, and its mark if it has one."""
-        return (self.mark is None or any(re.match(self.mark, key) for key in keys)) and self.knows(keys)
+        return (self.mark is None or any(re.match(self.mark, key) for key in keys)) and self.matches(keys)
 
 
 def unwrapped(key):
@@ -205,7 +205,7 @@ def gated(first, gate, up):
     """Returns the rows of a gated MLP whose first layer is two layers in the file."""
     return {
         f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(_TRANSPOSED, 2)),
-        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Same(), 2)),
+        f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Identity(), 2)),
     }
 
 

@@ -86,8 +86,8 @@ def test_in_place_decodes_each_image_once(broken, full):
 
     records = tf.data.Dataset.range(16).map(lambda i: {"name": tf.strings.as_string(i), "image": i})
     data = tf.data.Dataset.zip(tf.data.Dataset.range(100, 116), records)
-    stand_in = {"name": "99", "image": np.int64(99)}
-    made = list(broken_images.in_place(data, decode, lambda *element: element, stand_in, 4, 1, full=full))
+    placeholder = {"name": "99", "image": np.int64(99)}
+    made = list(broken_images.replace_broken(data, decode, lambda *element: element, placeholder, 4, 1, full=full))
     assert [int(index) for index, *_ in made] == [100, 104, 108, 112]
     for k, (_, images, _, (indices, names, _)) in enumerate(made):
         places = range(4 * k, 4 * k + 4)
@@ -119,7 +119,7 @@ def test_broken_image_does_not_cancel_running_loop():
 
     records = tf.data.Dataset.range(32).map(lambda i: {"name": "", "image": i})
     data = tf.data.Dataset.zip(tf.data.Dataset.range(32), records)
-    made = broken_images.in_place(
+    made = broken_images.replace_broken(
         data, lambda index, record: (index, loaded(record["image"]), ()), prepare, {"image": 0}, 4, 2
     )
     found = np.concatenate([images - 10_000 for _, images, *_ in made])

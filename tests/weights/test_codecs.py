@@ -10,10 +10,10 @@ from keras_vit.weights import codecs
 
 # For each codec: the shape of a model weight, by number of heads, width of a head and hidden width.
 SHAPES = {
-    codecs.Same(): lambda h, d, n: (n, h),
-    codecs.Ones(): lambda h, d, n: (n + 1,),
-    codecs.Ones(before=2): lambda h, d, n: (n + 1, h),
-    codecs.Ones(without=1): lambda h, d, n: (1, n + 1, h),
+    codecs.Identity(): lambda h, d, n: (n, h),
+    codecs.Squeeze(): lambda h, d, n: (n + 1,),
+    codecs.Squeeze(before=2): lambda h, d, n: (n + 1, h),
+    codecs.Squeeze(without=1): lambda h, d, n: (1, n + 1, h),
     codecs.Heads(0): lambda h, d, n: (h * d, n),
     codecs.Heads(1): lambda h, d, n: (n, h * d),
     codecs.Transposed(): lambda h, d, n: (n, h),
@@ -23,7 +23,7 @@ SHAPES = {
     codecs.Fused(codecs.Heads(1)): lambda h, d, n: (n, 3 * h * d),
     codecs.Fused(codecs.Heads(0)): lambda h, d, n: (3 * h * d,),
     codecs.Fused(codecs.Transposed()): lambda h, d, n: (n, 3 * h * d),
-    codecs.Fused(codecs.Same()): lambda h, d, n: (3 * h * d,),
+    codecs.Fused(codecs.Identity()): lambda h, d, n: (3 * h * d,),
     codecs.Fused(codecs.Transposed(), 2): lambda h, d, n: (n, 2 * h),
     codecs.QueryValue(): lambda h, d, n: (3 * h * d,),
     codecs.Masked(): lambda h, d, n: (3 * h * d,),
@@ -34,7 +34,7 @@ SHAPES = {
 
 
 def name(codec):
-    settings = {key: name(value) if isinstance(value, codecs.Same) else value for key, value in vars(codec).items()}
+    settings = {key: name(value) if isinstance(value, codecs.Identity) else value for key, value in vars(codec).items()}
     return f"{type(codec).__name__}{settings or ''}"
 
 

@@ -10,7 +10,7 @@ from keras_vit.config import ModelConfig, checked, stage_sizes
 # The code bases whose epsilons a ResNet may use in its standardized convolutions and norms.
 RESNET_EPSILONS = ("official", "timm")
 # The limit of the width factor. A file that exceeds it is damaged, since it is far above any model's factor.
-MOST_WIDE = 64
+MAX_WIDTH_FACTOR = 64
 # The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
 
@@ -21,8 +21,10 @@ RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24
 
 def half_multiple(name, value):
     """Returns `value` as a float; raises if it is not a positive multiple of 0.5."""
-    if arguments.positive_number(name, value) * 2 % 1 or value > MOST_WIDE:
-        raise arguments.invalid(name, f"a multiple of 0.5, at most {MOST_WIDE}, since the norms have 32 groups", value)
+    if arguments.positive_number(name, value) * 2 % 1 or value > MAX_WIDTH_FACTOR:
+        raise arguments.invalid(
+            name, f"a multiple of 0.5, at most {MAX_WIDTH_FACTOR}, since the norms have 32 groups", value
+        )
     return float(value)
 
 

@@ -57,7 +57,7 @@ def _bit():
         "norm/gamma": Name(("group_norm/gamma",)),
         "norm/beta": Name(("group_norm/beta",)),
         # The head is a 1 x 1 convolution.
-        "head/kernel": Name(("head/conv2d/kernel",), codecs.Ones(before=2)),
+        "head/kernel": Name(("head/conv2d/kernel",), codecs.Squeeze(before=2)),
         "head/bias": Name(("head/conv2d/bias",)),
     }
     for i, part in enumerate("abc", start=1):

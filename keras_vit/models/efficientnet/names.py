@@ -18,10 +18,10 @@ class _Style(NamedTuple):
     depthwise: str
     bias: str
     norm: tuple
-    conv: codecs.Same = codecs.Same()
-    depthwise_conv: codecs.Same = codecs.Same()
+    conv: codecs.Identity = codecs.Identity()
+    depthwise_conv: codecs.Identity = codecs.Identity()
     # Files store the two dense layers of squeeze-and-excitation as 1 x 1 convolutions.
-    dense: codecs.Same = codecs.Pointwise()
+    dense: codecs.Identity = codecs.Pointwise()
 
 
 def _rows(style, ours, **layers):
@@ -138,7 +138,7 @@ EFFICIENTNET = _Official(
             | _DEPTHWISE
             | _SE,
         ),
-        **_rows(_TENSORFLOW._replace(dense=codecs.Same()), "", head="head/dense"),
+        **_rows(_TENSORFLOW._replace(dense=codecs.Identity()), "", head="head/dense"),
     },
     # The variable scope, such as "efficientnet-b0/".
     aliases=[(r"^efficientnet-[^/]+/", "")],
@@ -162,7 +162,7 @@ KERAS_APPLICATIONS = Source(
             _OTHERS,
             {"expand_conv": "expand_conv", "expand_norm": "expand_bn", **_OTHERS},
         ),
-        **_rows(_NUMBERED._replace(dense=codecs.Same()), "", head="predictions"),
+        **_rows(_NUMBERED._replace(dense=codecs.Identity()), "", head="predictions"),
     },
     mark="block1a_",
     # Keras names the blocks of a stage "a", "b", ..., and numbers normalization layers across all models of a session.

@@ -7,7 +7,7 @@ from keras_vit.models.vit.names.timm import DEIT, TIMM
 
 def recognise(keys, container, facts):
     """Returns the Source of a file whose first layer occurs in several sources, or None."""
-    if OFFICIAL.knows(keys) or BIG_VISION.knows(keys):
+    if OFFICIAL.matches(keys) or BIG_VISION.matches(keys):
         # Both have the same key for the patch embedding; the position table's key or the prefix differs.
         keys = set(keys)
         old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
@@ -18,6 +18,6 @@ def recognise(keys, container, facts):
     if original is not None:
         return original
     backbone = any(key.startswith("patch_embed.backbone.") for key in keys)
-    if backbone or TIMM.knows(keys):
+    if backbone or TIMM.matches(keys):
         return DEIT if container == "pth" and facts.get("wrapper") in ("model", "model_ema") and not backbone else TIMM
     return None

@@ -15,7 +15,7 @@ _BLOCK = "encoder.layer.{block}."
 def _attention(queries, out):
     return {
         BLOCK + "attention/qkv/kernel": Name(tuple(f"{q}.weight" for q in queries), codecs.Fused(codecs.Transposed())),
-        BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in queries), codecs.Fused(codecs.Same())),
+        BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in queries), codecs.Fused(codecs.Identity())),
         **dense(BLOCK + "attention/out", out),
     }
 
@@ -110,7 +110,7 @@ DINOV3 = Source(
     spellings={
         "gated_mlp": gated(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.gate_proj", _DINOV3_BLOCK + "mlp.up_proj"),
         "key_bias": {
-            BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Same()))
+            BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in _DINOV3_QKV), codecs.Fused(codecs.Identity()))
         },
     },
 )
@@ -125,7 +125,7 @@ _POOLING_PARTS = [
 # Names shared by SigLIP and CLIP.
 _TOWER = {
     **dense("patch_embedding", "embeddings.patch_embedding", codecs.TORCH_CONV),
-    "position_embedding/embeddings": Name(("embeddings.position_embedding.weight",), codecs.Ones(without=1)),
+    "position_embedding/embeddings": Name(("embeddings.position_embedding.weight",), codecs.Squeeze(without=1)),
     **norm(BLOCK + "norm_1", _SIGLIP_BLOCK + "layer_norm1"),
     **_attention([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"], _SIGLIP_BLOCK + "self_attn.out_proj"),
     **norm(BLOCK + "norm_2", _SIGLIP_BLOCK + "layer_norm2"),
@@ -155,7 +155,7 @@ CLIP = Source(
     "clip",
     {
         **_TOWER,
-        "class_token/tokens": Name(("embeddings.class_embedding",), codecs.Ones(without=2)),
+        "class_token/tokens": Name(("embeddings.class_embedding",), codecs.Squeeze(without=2)),
         **norm("norm_before_blocks", "pre_layrnorm"),
         "projection/kernel": Name(("visual_projection.weight",), codecs.Transposed()),
     },

@@ -39,7 +39,7 @@ class KerasSource(Source):
             names = ("probe",)
         return f"{layer}/{names[int(number)]}" if number.isdecimal() and int(number) < len(names) else None
 
-    def knows(self, keys):
+    def matches(self, keys):
         return any(re.match(self.mark, key) for key in keys)
 
 

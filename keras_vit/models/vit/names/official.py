@@ -4,7 +4,7 @@ from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
 from keras_vit.weights.source import BLOCK, UNIT, Name, Source
 
-_SAME = codecs.Same()
+_SAME = codecs.Identity()
 
 
 def _dense(ours, theirs):
@@ -40,7 +40,7 @@ def _encoder(block, attention, norm_2, mlp):
 
 def _hybrid_stem():
     # Published GroupNorm parameters are (1, 1, 1, channels).
-    vector = codecs.Ones()
+    vector = codecs.Squeeze()
     rows = {"root_conv/kernel": Name(("conv_root/kernel",)), **_norm("root_norm", "gn_root", vector)}
     for ours, theirs in (("_1", "1"), ("_2", "2"), ("_3", "3"), ("_proj", "_proj")):
         rows[f"{UNIT}conv{ours}/kernel"] = Name((f"block{{stage}}/unit{{unit}}/conv{theirs}/kernel",))

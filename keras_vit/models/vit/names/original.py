@@ -91,8 +91,8 @@ OPENAI_CLIP = Source(
     "openai_clip",
     {
         "patch_embedding/kernel": Name(("visual.conv1.weight",), codecs.TORCH_CONV),
-        "class_token/tokens": Name(("visual.class_embedding",), codecs.Ones(without=2)),
-        "position_embedding/embeddings": Name(("visual.positional_embedding",), codecs.Ones(without=1)),
+        "class_token/tokens": Name(("visual.class_embedding",), codecs.Squeeze(without=2)),
+        "position_embedding/embeddings": Name(("visual.positional_embedding",), codecs.Squeeze(without=1)),
         **norm("norm_before_blocks", "visual.ln_pre"),
         **norm(BLOCK + "norm_1", _CLIP_BLOCK + "ln_1"),
         BLOCK + "attention/qkv/kernel": Name((_CLIP_BLOCK + "attn.in_proj_weight",), codecs.Transposed()),
@@ -143,11 +143,11 @@ def recognise_state_dict(keys, facts):
     """Returns the Source of an original state dict, or None."""
     text = "\n".join(sorted(keys, key=lambda key: key.endswith("ls1.gamma")))
     for pattern, source in _BY_KEYS.items():
-        if re.search(pattern, text, re.MULTILINE) and source.knows(keys):
+        if re.search(pattern, text, re.MULTILINE) and source.matches(keys):
             return source
     wrapper = facts.get("wrapper")
-    if wrapper in _BY_WRAPPERS and _BY_WRAPPERS[wrapper].knows(keys):
+    if wrapper in _BY_WRAPPERS and _BY_WRAPPERS[wrapper].matches(keys):
         return _BY_WRAPPERS[wrapper]
     # Unlike MAE's files, DeiT's files have a head, and no norm after the mean.
     of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
-    return MAE if wrapper in ("model", "model_ema") and of_mae and MAE.knows(keys) else None
+    return MAE if wrapper in ("model", "model_ema") and of_mae and MAE.matches(keys) else None
