@@ -104,6 +104,13 @@ def boolean(name, value):
     return value
 
 
+def model(value):
+    """Returns `value`; raises if it has no list of layers."""
+    if not isinstance(getattr(value, "layers", None), (list, tuple)):
+        raise invalid("model", "a keras.Model", value)
+    return value
+
+
 def choice(name, value, allowed):
     """Returns `value`; raises if it is not one of `allowed`."""
     if value not in allowed:

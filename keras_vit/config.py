@@ -320,7 +320,7 @@ def _lists(value):
 
 def find_normalization(model):
     """Returns the layer, also in nested models, that stores the `Preprocessing`, or None."""
-    for layer in model.layers:
+    for layer in arguments.model(model).layers:
         # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
             if (found := find_normalization(layer)) is not None:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.config import config_of, find_normalization
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.graph import is_graph, nodes_before, operations_before, producing_call
@@ -125,7 +126,7 @@ def _ways_to_blocks(model):
     if is_graph(model) and _blocks(model):
         yield [model]
         return
-    for layer in model.layers:
+    for layer in arguments.model(model).layers:
         if isinstance(layer, keras.Model):
             yield from ([model, *way] for way in _ways_to_blocks(layer))
 

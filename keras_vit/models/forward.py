@@ -5,6 +5,8 @@ import inspect
 
 import keras
 
+from keras_vit import arguments
+
 REMEDY = "Install a C++ compiler, such as g++, and for a GPU its Triton package, or train without compilation"
 
 
@@ -68,7 +70,7 @@ def _forward_passes(model):
         for part in model.forward_passes():
             yield from [part] if isinstance(part, tuple) else _forward_passes(part)
         return
-    nested = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+    nested = [layer for layer in arguments.model(model).layers if isinstance(layer, keras.Model)]
     if any(type(layer).__module__.startswith("keras_vit.") for layer in model.layers if layer not in nested):
         yield model, "call"
     else:

@@ -66,7 +66,7 @@ def num_batches(data):
 def functional_graph(model):
     """Returns the functional graph of a model: the model, or the only model in a trainer such as `SAM`; else None."""
     while not is_graph(model):
-        models = [layer for layer in model.layers if isinstance(layer, keras.Model)]
+        models = [layer for layer in arguments.model(model).layers if isinstance(layer, keras.Model)]
         if len(models) != 1:
             return None
         (model,) = models
