@@ -183,6 +183,9 @@ class Family:
 
     def make(self, config, *, name=None, dtype=None, **options):
         """Returns the model of a config, with random weights."""
+        for option, value in options.items():
+            if option.endswith("_rate"):
+                arguments.rate(option, value)
         with _dtype_policy(dtype):
             inputs = keras.Input((*config.image_size, config.in_channels), name="images")
             images = layers.ImageNormalization(config=config, name="normalization")(inputs)

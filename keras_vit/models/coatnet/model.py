@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_vit import activations, arguments
+from keras_vit import activations
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.models.coatnet import checkpoint, timm_folder
@@ -79,7 +79,6 @@ def CoAtNet(
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
     """Adds the layers of a `CoAtNetConfig` to a functional graph; returns the outputs."""
-    arguments.rate("drop_path_rate", drop_path_rate)
     x = _stem(images, config)
     for i, block in enumerate(config.blocks):
         x = _layer(config, block, drop_path_rate * i / max(len(config.blocks) - 1, 1))(x)

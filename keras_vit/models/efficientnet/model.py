@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from keras_vit import arguments
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.models.efficientnet import checkpoint, names, timm_folder
@@ -82,8 +81,7 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.2, drop_path_ra
     x = keras.layers.Activation("silu", name="top_activation")(x)
     x = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")(x)
     if config.num_classes:
-        rate = arguments.rate("dropout_rate", dropout_rate)
-        x = keras.layers.Dropout(rate, dtype="float32", name="dropout")(x)
+        x = keras.layers.Dropout(dropout_rate, dtype="float32", name="dropout")(x)
     return dense_head(x, config, head_init)
 
 
@@ -106,7 +104,7 @@ EFFICIENTNET = Family(
 
 
 def _blocks(x, config, drop_path_rate):
-    rate, count = arguments.rate("drop_path_rate", drop_path_rate), sum(config.repeats)
+    count = sum(config.repeats)
     for i, (name, stage, width, strides) in enumerate(config.blocks()):
         x = InvertedBottleneck(
             width,
@@ -115,7 +113,7 @@ def _blocks(x, config, drop_path_rate):
             stage.expansion,
             config.padding,
             config.batch_norm_epsilon,
-            drop_path_rate=rate * i / count,
+            drop_path_rate=drop_path_rate * i / count,
             name=name,
         )(x)
     return x

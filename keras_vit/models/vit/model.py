@@ -106,8 +106,6 @@ def connect(
     remat=False,
 ):
     """Adds the layers of a `ViTConfig` to a functional graph; returns the outputs."""
-    arguments.rate("drop_path_rate", drop_path_rate)
-    arguments.rate("patch_dropout_rate", patch_dropout_rate)
     if config.has_positions_in_blocks and patch_dropout_rate:
         raise ValueError(
             "Expected patch_dropout_rate=0 with relative or rotary positions, which need all patches. Received: "

@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 
-from keras_vit import arguments
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
@@ -72,8 +71,6 @@ def VTResNet(
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
     """Adds the layers of a `VTResNetConfig` to a functional graph; returns the outputs."""
-    arguments.rate("dropout_rate", dropout_rate)
-    arguments.rate("drop_path_rate", drop_path_rate)
     x = keras.layers.ZeroPadding2D(3, data_format="channels_last", name="root_padding")(images)
     x = conv(keras.layers.Conv2D, 7, 2, "symmetric", filters=config.width, name="root_conv")(x)
     x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
