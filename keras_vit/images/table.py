@@ -29,7 +29,9 @@ def read_columns(frame):
     `lines` names rows in errors: "row" or "line", and the number of each row.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
-        columns = {name: list(frame[name]) for name in getattr(frame, "columns", frame)}
+        names = list(getattr(frame, "columns", frame))
+        _refuse_repeated(names, "the table")
+        columns = {name: list(frame[name]) for name in names}
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
@@ -39,10 +41,16 @@ def read_columns(frame):
         return columns, lines, "."
     path = Path(frame)
     header, *rows = csv_rows(path) or [[]]
+    _refuse_repeated(header, str(path))
     lines = "line", range(2, len(rows) + 2)
     bad = [(i, f"{len(row)} cells") for i, row in enumerate(rows) if len(row) != len(header)]
     fail(f"Expected {len(header)} cells, as in the header of {str(path)!r}", lines, bad)
     return {name: [row[i] for row in rows] for i, name in enumerate(header)}, lines, path.parent
+
+
+def _refuse_repeated(names, table):
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"Expected columns of different names in {table!r}. Received twice: {repeated[:10]}")
 
 
 def csv_rows(path):

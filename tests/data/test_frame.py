@@ -92,6 +92,7 @@ def test_unlabelled_images_keep_order_of_frame(folder):
         ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\].*`path_column`"),
         ({"path": ["", None], "label": [0, 1]}, {}, "Expected a path. Received: row 0: ''; row 1: None"),
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
+        ("path,label,label\na,b,c\n", {}, r"columns of different names .* Received twice: \['label'\]"),
         ({"path": PATHS}, {"label_column": None, "augment": "light2"}, "one-hot labels for `augment`"),
     ],
 )
