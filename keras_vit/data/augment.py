@@ -55,7 +55,8 @@ class Policy:
                 raise arguments.invalid(name, "a number from 0 to 1", getattr(self, name))
         arguments.rate("label_smoothing", self.label_smoothing)
         most = STRONGEST[arguments.choice("operations", self.operations, tuple(STRONGEST))]
-        if self.randaugment and not (self.randaugment[0] >= 1 and 0 <= self.randaugment[1] <= most):
+        numbers = self.randaugment or (1, 0)
+        if len(numbers) != 2 or not (numbers[0] >= 1 and 0 <= numbers[1] <= most):
             raise arguments.invalid("randaugment", f"(at least 1, 0 to {most})", self.randaugment)
         if self.magnitude_std < 0:
             raise arguments.invalid("magnitude_std", "a number of at least 0", self.magnitude_std)

@@ -77,6 +77,7 @@ class Crop:
 
     def __post_init__(self):
         arguments.choice("kind", self.kind, CROPS)
+        arguments.pair("image_size", self.image_size)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):

@@ -1,4 +1,6 @@
 import itertools
+import numbers
+import reprlib
 from collections.abc import Sequence
 
 import keras
@@ -36,9 +38,10 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
     format = arguments.choice("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
     if blocks is None:
         blocks = (3, 7, 11) if is_vit else _ends_of_stages(found)
-    if not all(-len(found) <= i < len(found) for i in blocks):
-        expected = f"block indices below {len(found)}, the model's depth"
-        raise ValueError(f"Expected {expected}. Received: blocks={tuple(blocks)}")
+    is_indices = isinstance(blocks, Sequence) and all(isinstance(i, numbers.Integral) for i in blocks)
+    if not is_indices or not all(-len(found) <= i < len(found) for i in blocks):
+        expected = f"block indices below {len(found)}, the model's depth, such as (0, -1)"
+        raise ValueError(f"Expected {expected}. Received: blocks={reprlib.repr(blocks)}")
     # A block of a ViT that merges tokens outputs their sizes too.
     outputs = [keras.tree.flatten(found[i].output)[0] if is_vit else _block_output(found[i], format) for i in blocks]
     if is_vit and format == "map":

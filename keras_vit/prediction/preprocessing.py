@@ -28,6 +28,8 @@ def preprocess_input(x, model: keras.Model | None = None):
     """
     if isinstance(x, (str, os.PathLike)):
         raise arguments.invalid("x", "an array of images, as keras_vit.read_image(path, model) reads from a file", x)
+    if isinstance(x, np.ndarray) and x.dtype.kind == "c":
+        raise arguments.invalid("x", "an array of real numbers", x.dtype)
     if isinstance(x, (list, tuple, np.ndarray)) and in_unit_range(x):
         received = f"values from {np.min(x)} to {np.max(x)}, which look scaled to 0..1: multiply them by 255"
         raise ValueError(f"Expected images of 0..255. Received: {received}.")

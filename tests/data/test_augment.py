@@ -84,6 +84,7 @@ def test_batches_are_float32_under_mixed_bfloat16(tmp_path):
     [
         ({"mixup": -0.1}, "`mixup`. Expected a number from 0 to 1. Received: -0.1"),
         ({"label_smoothing": 1.0}, "`label_smoothing`. Expected a number in"),
+        ({"randaugment": (1,)}, "`randaugment`. Expected .* 0 to 30"),
         ({"randaugment": (2, 31)}, "`randaugment`. Expected .* 0 to 30"),
         ({"randaugment": (2, 15), "operations": "timm"}, "`randaugment`. Expected .* 0 to 10"),
         ({"operations": "pil"}, "`operations`. Expected one of 'official', 'timm'. Received: 'pil'"),

@@ -169,8 +169,9 @@ def test_max_pixels_is_inclusive():
     [
         ({"kind": "random"}, "`kind`. Expected one of .*'random'"),
         ({"scale": (0.5, 0.2)}, "`scale`. Expected"),
+        ({"image_size": (16, -1)}, "`image_size`. Expected an integer of at least 1. Received: -1"),
         ({"resize_size": (4, 4)}, r"`resize_size`. Expected at least \(8, 8\)"),
     ],
 )
 def test_crop_refuses_invalid_argument(changes, message):
-    refuses(message, Crop, (8, 8), **changes)
+    refuses(message, Crop, **{"image_size": (8, 8), **changes})

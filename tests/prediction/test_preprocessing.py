@@ -89,6 +89,7 @@ def test_images_scaled_to_0_to_1_are_refused(model):
         assert keras_vit.preprocess_input(black).max() < 0
 
 
-def test_preprocess_input_of_a_path_is_refused():
+def test_preprocess_input_refuses_paths_and_complex_numbers():
+    refuses("`x`. Expected an array of real numbers", keras_vit.preprocess_input, np.zeros((1, 2, 2, 3), complex))
     message = "`x`. Expected an array of images, as keras_vit.read_image.*Received: 'cat.jpg'"
     refuses(message, keras_vit.preprocess_input, "cat.jpg")
