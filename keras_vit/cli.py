@@ -8,7 +8,6 @@ from pathlib import Path
 
 from keras_vit.arguments import nearest
 from keras_vit.cli_options import LENGTHS, MODEL, SETTINGS, SOURCE, TABLE, Parser, page
-from keras_vit.console import printable
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
@@ -22,6 +21,8 @@ PACKAGES = {
 
 
 def _print(text, file=None):
+    from keras_vit.console import printable
+
     print(printable(text), file=file)
 
 
