@@ -14,5 +14,5 @@ def test_each_result_states_the_version_of_the_program():
         if path.stem in COMPUTED:
             continue
         rows = found if isinstance(found, list) else [found] if "keras_vit" in found else found["rows"]
-        versions = [row.get("keras_vit") or row["run"]["versions"]["keras_vit"] for row in rows]
+        versions = [row.get("keras_vit") or row.get("run", found)["versions"]["keras_vit"] for row in rows]
         assert versions and all(version.startswith("0.") for version in versions), path.name
