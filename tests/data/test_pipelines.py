@@ -339,7 +339,7 @@ def fit(model, data, **options):
     return keras.ops.convert_to_numpy(model.layers[0].sums)
 
 
-@pytest.mark.every_backend
+@pytest.mark.long_elsewhere
 def test_fit_reads_batches_of_consecutive_epochs(folder):
     """MixUp and CutMix are Keras layers within the pipeline."""
     policy = Policy(mixup=0.8, cutmix=1.0)

@@ -78,8 +78,9 @@ SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": 
 
 
 # The other recipes differ from these only in numbers.
-STARTED = ["finetune", "deit_tiny"]
+STARTED = ["finetune"]
 LONG = (
+    "deit_tiny",
     *("pretrain_imagenet21k", "coatnet_0", "lora_flowers17", "finetune_vtab"),
     *("scratch_cifar10", "scratch_fashion_mnist"),
 )

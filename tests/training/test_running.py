@@ -25,6 +25,7 @@ def images(folder):
     return data.splits(folder, holdout=0.4)
 
 
+@pytest.mark.long
 def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path):
     recipe = training.RECIPES["finetune_pets"].replace(
         {
@@ -64,6 +65,7 @@ def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path
         training.run(recipe, data.splits(folder, holdout=0.2), tmp_path / "run", **options)
 
 
+@pytest.mark.long
 def test_run_with_lora_and_ema_saves_a_merged_model(images, tmp_path):
     changes = {**TINY, "steps": 3, "lora_rank": 2, "ema": 0.5, "dtype": "float32", "learning_rate": 0.1}
     recipe = training.RECIPES["lora_flowers17"].replace({**changes, "label_smoothing": 0.1})
