@@ -37,8 +37,9 @@ def found(tmp_path_factory, request):
 def test_curve_on_several_devices_equals_one_device(found, kind, split):
     curves = found[f"curves, {kind}"]
     assert len(curves["one"]) == 30 and len(set(curves["one"])) == 30
-    tolerance = HALF_TOLERANCE if "bfloat16" in kind else TOLERANCE
-    np.testing.assert_allclose(curves[split], curves["one"], rtol=tolerance)
+    # Losses fall from 2.1 to 0.07, but the rounding errors of bfloat16 do not fall with them.
+    options = {"rtol": HALF_TOLERANCE, "atol": 5e-3} if "bfloat16" in kind else {"rtol": TOLERANCE}
+    np.testing.assert_allclose(curves[split], curves["one"], **options)
 
 
 @jax_only
