@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_vit.data import broken as broken_images
@@ -36,6 +36,8 @@ def test_batches_with_broken_images(folder, broken, batch_size, skip_batches, op
 
 
 @pytest.mark.long
+# Each example builds a pipeline.
+@settings(max_examples=20)
 @given(
     broken=st.sets(st.integers(0, 9), max_size=9),
     batch_size=st.integers(1, 5),
