@@ -170,7 +170,15 @@ def _differing_parts(there, own, found, here):
     there, own = vars(there), vars(own)
     sized = found.get("image_size") is not None and arguments.image_size(found.get("image_size")) == here["image_size"]
     stated = there if found.stated_constants is None else found.stated_constants
-    names = [name for name in there if name in stated and there[name] != own[name] and (sized or name not in _CROP)]
+
+    def differs(name):
+        a, b = there[name], own[name]
+        if name in ("mean", "std"):
+            # A single value stands for all channels.
+            a, b = (x * len(y) if len(x) == 1 else x for x, y in ((a, b), (b, a)))
+        return a != b and (sized or name not in _CROP)
+
+    names = [name for name in there if name in stated and differs(name)]
     return {name: there[name] for name in names}, {name: own[name] for name in names}
 
 

@@ -66,12 +66,11 @@ _PROCESSOR_OF = {
 _SQUASHED_BY_CONVNEXT = 384
 # Pillow's filters by their numbers.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
-# The fields of a preprocessing that each key of an image processor states.
+# The fields of a preprocessing that each key of an image processor states. Antialiasing and the rounding of a crop
+# follow from transformers' code, so `load_weights` does not compare them.
 _CONSTANTS = {
-    **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation", "antialias")},
-    **dict.fromkeys(
-        ("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode", "crop_rounding")
-    ),
+    **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation",)},
+    **dict.fromkeys(("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode")),
 }
 # The keys of an image processor that are read, and keys that do not change the result for a single picture.
 _READ = {

@@ -113,6 +113,14 @@ def test_single_stated_constant_leaves_the_rest_defaults(tmp_path, name, others)
     check_refused(r"preprocessing=\{'mean': \(0.25, ", folder, into=other)
 
 
+def test_mean_of_each_channel_equals_a_single_mean(tmp_path):
+    constants = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", **constants)
+    # Pillow's antialiasing and rounding follow from transformers, and are not compared.
+    own = keras_vit.Preprocessing(mean=0.5, std=0.5, interpolation="bilinear", antialias=False)
+    keras_vit.load_weights(keras_vit.from_pretrained(folder, preprocessing=own), folder)
+
+
 def test_missing_task_and_class_names_are_defaults(tmp_path):
     values = read(changed(tmp_path, "hf_vit", problem_type=None, id2label=None))[1].values
     assert values["task"].origin == values["class_names"].origin == "default of transformers"
