@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_vit import config_of, evaluation, load_weights, preprocess_input, save_weights, training
+from keras_vit import config_of, evaluation, preprocess_input, save_weights, training
 from tests.errors import refuses
 
 IMAGES, LABELS = np.zeros((2, 16, 16, 3), "float32"), np.zeros(2, int)
@@ -15,7 +15,6 @@ CALLS = {
     "freeze": training.freeze,
     "knn_accuracy": lambda model: evaluation.knn_accuracy(model, (IMAGES, LABELS), (IMAGES, LABELS)),
     "layer_decay": lambda model: training.LayerDecay.from_model("sgd", model),
-    "load_weights": lambda model: load_weights(model, "missing.npz"),
     "preflight": lambda model: training.preflight(model, (IMAGES, LABELS)),
     "preprocess_input": lambda model: preprocess_input(IMAGES, model),
     "save_weights": lambda model: save_weights(model, "new.npz"),
