@@ -1,8 +1,10 @@
 """Vision Transformers for Keras 3, on TensorFlow, JAX and PyTorch."""
 
+import os as _os
 import sys as _sys
 
-if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
+# A program that embeds Python may have no arguments.
+if _os.path.basename("".join(_sys.argv[:1])) in ("keras-vit", "keras-vit.exe"):
     from keras_vit.cli import parse as _parse
 
     # Help pages and misspelled options end here, before Keras and its backend take seconds to import.
@@ -22,7 +24,7 @@ except (ModuleNotFoundError, ValueError) as _error:
     else:
         raise
     # The command line imports this file before it can handle errors.
-    if _sys.argv[0].endswith(("keras-vit", "keras-vit.exe")):
+    if "keras_vit.cli" in _sys.modules:
         _sys.exit(f"keras-vit: {_message}")
     raise ImportError(_message) from _error
 

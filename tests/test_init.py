@@ -37,6 +37,8 @@ IMPORTED = """
 import json, sys
 
 sys.modules["pandas"] = None
+# Only the command itself parses its options at the import.
+sys.argv = ["/home/me/my-keras-vit", "--mine"]
 frameworks = lambda: sorted({"tensorflow", "jax", "torch"} & set(sys.modules))
 import keras
 of_keras = frameworks()
