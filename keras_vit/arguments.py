@@ -151,10 +151,15 @@ def grid_size(image_size, patch_size, stride=1):
     return rows, columns
 
 
+def takes(expected, received):
+    """Returns True if a shape matches an input shape; None is any size in both."""
+    pairs = zip(expected, received, strict=False)
+    return len(expected) == len(received) and all(None in (e, r) or e == r for e, r in pairs)
+
+
 def image_shape(name, received, expected, owner=""):
     """Raises if a batch of images has another shape than a model takes; None is any number in both shapes."""
-    fits = (None in (r, e) or r == e for r, e in zip(received[1:], expected[1:], strict=False))
-    if len(received) == len(expected) and all(fits):
+    if takes(expected[1:], received[1:]):
         return
     described = f"images of shape {expected[1:]}{owner}, where None is any number"
     if len(received) == len(expected) - 1:

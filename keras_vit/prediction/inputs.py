@@ -73,11 +73,6 @@ def functional_graph(model):
     return model
 
 
-def takes(expected, received):
-    """Returns True if a shape matches an input shape, in which None is any size."""
-    return len(expected) == len(received) and all(e in (None, r) for e, r in zip(expected, received, strict=True))
-
-
 def check_no_files(images, name):
     """Raises if images are given as file names."""
     if files := [part for part in keras.tree.flatten(images) if isinstance(part, (str, os.PathLike))]:

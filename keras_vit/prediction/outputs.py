@@ -6,7 +6,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.console import Progress
 from keras_vit.models.running import check_size
-from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, sliced, takes, to_numpy
+from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, sliced, to_numpy
 
 # Test-time augmentation: none; the image and its mirror image; corners and center of a larger image (arXiv 1409.4842,
 # section 7); these crops and their mirror images.
@@ -101,7 +101,7 @@ def _five_crops(model, images, tta, name):
         raise arguments.invalid("tta", described, tta)
     height, width = expected[:2]
     below, right = images.shape[1] - height, images.shape[2] - width
-    if min(below, right) < 0 or below + right == 0 or not takes(expected[2:], images.shape[3:]):
+    if min(below, right) < 0 or below + right == 0 or not arguments.takes(expected[2:], images.shape[3:]):
         described = f"images larger than {expected}, to crop them to that size for model {model.name!r}"
         raise arguments.invalid(name, described, images.shape[1:])
     corners = [(0, 0), (0, right), (below, 0), (below, right), (below // 2, right // 2)]

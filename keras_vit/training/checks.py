@@ -10,11 +10,13 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.config import find_normalization
+from keras_vit.console import printable
 from keras_vit.distribution.layouts import batch_parts
 from keras_vit.models.finite import non_finite_weights
 from keras_vit.models.profile import profile
-from keras_vit.prediction.inputs import check_values, functional_graph, input_range, num_batches, takes, to_numpy
+from keras_vit.prediction.inputs import check_values, functional_graph, input_range, num_batches, to_numpy
 from keras_vit.prediction.taps import sublayers
 from keras_vit.training.epochs import Rows, as_tuple, is_arrays
 from keras_vit.training.labels_and_loss import (
@@ -175,7 +177,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         warnings=tuple(doubts),
     )
     if verbose:
-        print(result)
+        print(printable(result))
     return result
 
 
@@ -251,7 +253,7 @@ def _data_problems(model, graph, seen, heads):
     if seen.images is not None:
         inputs = [] if graph is None else graph.inputs
         inputs = inputs if len(inputs) == 1 else [x for x in inputs if len(x.shape) == 4]
-        if len(inputs) == 1 and not takes(inputs[0].shape[1:], seen.images.shape[1:]):
+        if len(inputs) == 1 and not arguments.takes(inputs[0].shape[1:], seen.images.shape[1:]):
             wanted = " x ".join("any" if size is None else str(size) for size in inputs[0].shape[1:])
             problems.append(
                 f"Expected images of {wanted}, height, width and channels, as the model takes them. "
