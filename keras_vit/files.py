@@ -55,11 +55,11 @@ def _write_into(device, draft):
 def regular_file(path, expected):
     """Returns a path; raises FileNotFoundError if it is not a regular file. Reading a pipe or device could block."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"Expected {expected}. Received: {absent(path)}")
+        raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     return path
 
 
-def absent(path):
+def describe_path(path):
     """Describes a path that is not of the expected kind for an error; if it does not exist, with the current folder."""
     if os.path.exists(path):
         is_file = "a file" if os.path.isfile(path) else "a pipe, a device or a socket"

@@ -26,10 +26,10 @@ with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
 """
 
 
-def test_absent_names_the_current_folder_of_relative_paths(tmp_path, monkeypatch):
+def test_describe_path_names_folder_of_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert files.absent("a.npz") == f"'a.npz', which does not exist in the current folder {str(tmp_path)!r}"
-    assert files.absent(tmp_path / "a.npz") == f"{str(tmp_path / 'a.npz')!r}, which does not exist"
+    assert files.describe_path("a.npz") == f"'a.npz', which does not exist in the current folder {str(tmp_path)!r}"
+    assert files.describe_path(tmp_path / "a.npz") == f"{str(tmp_path / 'a.npz')!r}, which does not exist"
 
 
 READERS = {

@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
-from keras_vit.files import absent
+from keras_vit.files import describe_path
 
 # Folder names of a dataset that is already split.
 TRAIN_FOLDERS = ("train", "training")
@@ -67,7 +67,8 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"Expected `path` to be a folder with one for each class. Received: {absent(path)}")
+        expected = "`path` to be a folder with one for each class"
+        raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     arguments.choice("subset", subset, ("training", "validation", "both"))
     if validation_split is None and subset != "training":
         raise ValueError(f"Expected a `validation_split` for subset={subset!r}. Received: None")

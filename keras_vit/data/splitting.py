@@ -8,7 +8,7 @@ from keras_vit.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, folders_in, from_
 from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
 from keras_vit.data.tfds import load
-from keras_vit.files import absent
+from keras_vit.files import describe_path
 from keras_vit.images.table import TableRows, read_columns, real
 
 
@@ -112,7 +112,7 @@ def splits(
         return _splits_from_table(path, path.parent if images is None else images, holdout, columns)
     if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
         raise FileNotFoundError(
-            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {absent(data)}"
+            f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {describe_path(data)}"
         )
 
     def make(part, **options):

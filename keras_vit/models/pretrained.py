@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.files import absent
+from keras_vit.files import describe_path
 from keras_vit.models import zoo
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.family import changed, completed
@@ -208,6 +208,6 @@ def _local_path(path, row):
         raise FileNotFoundError(
             "Invalid value received for argument `path`. Expected a file or folder of weights, hf://owner/name, or "
             f'the name of a published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: '
-            f"{absent(path)}{meant}"
+            f"{describe_path(path)}{meant}"
         )
     return path

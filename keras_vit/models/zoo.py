@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keras_vit import arguments
 from keras_vit.console import text_table
-from keras_vit.files import absent
+from keras_vit.files import describe_path
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.loading import fields_of_file, open_file
 from keras_vit.models.vit import variants as vit
@@ -90,7 +90,7 @@ def local_path(weights, architecture):
         return path
     is_path = os.path.basename(path) != path or os.path.splitext(path)[1] or not isinstance(weights, str)
     if row is None and is_path and find(path) is None:
-        raise FileNotFoundError(f"Expected a file or folder of weights. Received: {absent(path)}.")
+        raise FileNotFoundError(f"Expected a file or folder of weights. Received: {describe_path(path)}.")
     return fetch(row or resolve(architecture, path))
 
 

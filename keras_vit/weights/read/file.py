@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import MEGABYTE, Progress
-from keras_vit.files import absent
+from keras_vit.files import describe_path
 from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
 # The largest absolute weight that is accepted without a checksum. The largest weight of ViT-B/16 is 3.6.
@@ -118,7 +118,7 @@ def checked(path):
     path = os.fsdecode(path)
     if not os.path.exists(path):
         published = ". It is the name of a published checkpoint, which `from_pretrained` takes" if path in ROWS else ""
-        raise FileNotFoundError(f"Expected a weights file. Received: {absent(path)}{published}")
+        raise FileNotFoundError(f"Expected a weights file. Received: {describe_path(path)}{published}")
     # Opening a pipe would block forever.
     if not os.path.isfile(path):
         raise refuse(path, "it is not a regular file")
