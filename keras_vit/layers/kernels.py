@@ -91,8 +91,8 @@ def _attend_by_cudnn(query, key, value, bias):
     if bias is not None:
         # cuDNN does not broadcast the bias over the queries.
         bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
-    attend_odd = _odd_attention() if length % 2 else ops.dot_product_attention
-    return attend_odd(query, key, value, bias)
+    attention = _odd_attention() if length % 2 else ops.dot_product_attention
+    return attention(query, key, value, bias)
 
 
 @functools.cache
