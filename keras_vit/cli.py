@@ -55,9 +55,12 @@ def _predict(args):
 
     header, images = prediction_files.find_images(args.images, args.path_column, args.folder, args.extension)
     names, paths = zip(*images, strict=True)
-    columns = [args.id_column or header, args.label_column or "label"] if args.id_column or args.label_column else None
-    if columns and (args.csv is None or args.top not in (1, None)):
+    chosen = args.id_column or args.label_column
+    if chosen and (args.csv is None or args.top not in (1, None)):
         raise ValueError("Expected --id-column and --label-column with --csv and one class per image, without --top")
+    trained = prediction_files.table_columns(args.weights) if args.csv and args.top is None else None
+    id_column, label_column = trained or (header, "label")
+    columns = [args.id_column or id_column, args.label_column or label_column] if chosen or trained else None
     top = 1 if args.csv and args.top is None else args.top
     # If the folder is missing, fail before predicting.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
@@ -287,7 +290,8 @@ def build_parser():
     help = "write ' before cells that start with = + - or @, which spreadsheets would compute"
     add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
-    form.add_argument("--csv", type=Path, metavar="FILE", help="write a row per image: path,label,probability")
+    help = "write a row per image: path,label,probability; for a run that was trained on a table, its two columns"
+    form.add_argument("--csv", type=Path, metavar="FILE", help=help)
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     help = "measure a classifier on labelled images"

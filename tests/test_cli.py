@@ -297,6 +297,13 @@ def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
     assert results["recipe"]["learning_rate"] == 0.001
     assert results["class_names"] == ["cat", "dog"] and results["steps"] == 3
 
+    (tmp_path / "test.csv").write_text("image\n0.png\n")
+    predict = ["predict", tmp_path / "test.csv", "--images", tmp_path / "images", "--weights", tmp_path / "run"]
+    for options, header in (((), "id,animal"), (("--id-column", "name"), "name,animal"), (("--top", 1), "image,label")):
+        status, _, err = run(capsys, *predict, "--csv", tmp_path / "out.csv", *options)
+        assert status == 0, err
+        assert (tmp_path / "out.csv").read_text().startswith(header)
+
 
 @pytest.mark.parametrize(
     "arguments, message",

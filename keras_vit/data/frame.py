@@ -38,7 +38,8 @@ def from_dataframe(
         class_names: The class names in label order; None: all names in the table, sorted.
         num_classes: Integer, for integer labels; None: the largest label + 1.
         **options: Arguments of `keras_vit.data.pipeline`, which describes the result; `training` is False by default
-            without labels. The result also has `file_paths` and `file_labels` (or None), in the frame's order.
+            without labels. The result also has `file_paths` and `file_labels` (or None), in the frame's order,
+            and `table_columns`, the names of the columns of paths and labels.
 
     Raises:
         FileNotFoundError: If the CSV file or an image does not exist.
@@ -88,6 +89,7 @@ def from_dataframe(
     sample_weights = None if weight_column is None else weights(columns[weight_column], lines)
     data = pipeline(file_source(paths, labels, kind, names, count, sample_weights), **options)
     data.file_paths, data.file_labels = paths, labels
+    data.table_columns = [path_column, *label_columns]
     return data
 
 

@@ -141,6 +141,15 @@ def _paths_in_table(table, column):
     return chosen, cells, base
 
 
+def table_columns(weights):
+    """Returns the columns of paths and labels of the table that a run was trained on; None for other weights."""
+    try:
+        results = json.loads(Path(weights, "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return results.get("table_columns")
+
+
 def write_csv(path, header, names, predictions, escape_formulas=False):
     """Writes the results of `classify` as a CSV file, one row per image; cells of unreadable images are empty.
 

@@ -221,6 +221,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
+        # The columns of paths and labels of the training table.
+        "table_columns": getattr(train, "table_columns", None),
     }
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):
         _write(out / "results.json", results)
