@@ -74,7 +74,7 @@ def command(monkeypatch, capsys, caplog):
 
 
 @pytest.mark.long
-@pytest.mark.backends("jax", "torch")
+@pytest.mark.every_backend
 def test_day_from_photos_to_a_server(command, tmp_path):
     for seed, name in enumerate(NAMES * 2):
         part = "train" if seed < 3 else "test"
