@@ -266,7 +266,7 @@ def changed(preprocessing, value):
 def pre_logits(x, config):
     """Adds a dense tanh layer of `representation_size`. As in the official code, its tanh is a separate layer."""
     if config.representation_size is None:
-        return keras.layers.Identity(name="pre_logits")(x)
+        return keras.layers.Activation("linear", name="pre_logits")(x)
     init = initializers.LecunNormal()
     x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
     return keras.layers.Activation("tanh", name="pre_logits_tanh")(x)

@@ -50,11 +50,11 @@ def test_builder_dtype_reaches_inner_layers_and_is_not_kept():
 
 
 @pytest.mark.backends("jax", "tensorflow")
-@pytest.mark.parametrize("pooling", ["token", "gap"])
-def test_policy_map_of_a_model_is_kept_in_its_file(pooling, tmp_path):
+@pytest.mark.parametrize("pooling, num_classes", [("token", 5), ("gap", 5), ("token", 0)])
+def test_policy_map_of_a_model_is_kept_in_its_file(pooling, num_classes, tmp_path):
     policies = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
     policies["block_00/mlp/dense_1"] = keras.dtype_policies.get("int8_from_float32")
-    model = build(dtype=policies, pooling=pooling, num_layers=1)
+    model = build(dtype=policies, pooling=pooling, num_layers=1, num_classes=num_classes)
     images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
     expected = model.predict(images, verbose=0)
     model.save(tmp_path / "model.keras")
@@ -63,6 +63,7 @@ def test_policy_map_of_a_model_is_kept_in_its_file(pooling, tmp_path):
         assert (mlp.dense_1.quantization_mode, mlp.dense_2.compute_dtype) == ("int8", "bfloat16")
         again.set_weights(model.get_weights())
         np.testing.assert_array_equal(again.predict(images, verbose=0), expected)
+        again.save(tmp_path / "again.keras")
 
 
 @pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
