@@ -40,61 +40,57 @@ def softmax_weights(scores, dtype):
 
 
 class Tokenizer(CompositeLayer):
-    """Base of layers that pool the pixels of a feature map into visual tokens by a softmax over all pixels.
+    """Pools the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`; the base of two classes.
 
     Args:
         token_dim: Int, the width of a token. None: the width of the feature map. Another width adds a projection of the
-            pooled tokens.
+            tokens, `T W_V`.
+
+    Call arguments:
+        feature_map: (batch, height, width, channels), of any height and width.
+        tokens: (batch, num_tokens, any width), the tokens of the previous module, only for a `RecurrentTokenizer`.
+        return_attention_scores: Bool, whether to return the weights too, which sum to 1 over the pixels.
+
+    Returns:
+        (batch, num_tokens, token_dim); then the weights, (batch, num_tokens, height, width), if requested.
     """
 
     def __init__(self, token_dim=None, **kwargs):
         super().__init__(**kwargs)
         self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
-        self.value = None
 
-    def build_value(self, channels):
-        """Builds the projection of the tokens if they are not as wide as the feature map."""
-        if self.token_dim not in (None, channels):
-            self.value = projection("value", channels, self.token_dim, **self.inherited)
+    def build(self, feature_map_shape, tokens_shape=None):
+        channels = feature_map_shape[-1]
+        self.build_filters(channels, tokens_shape)
+        same = self.token_dim in (None, channels)
+        self.value = None if same else projection("value", channels, self.token_dim, **self.inherited)
+        self.restore_changes()
 
     def dense_layers(self):
         return () if self.value is None else (self.value,)
 
-    def pool(self, feature_map, scores, return_attention_scores):
-        """Returns the tokens for scores of all pixels, (batch, num_tokens, height * width)."""
-        weights = softmax_weights(scores, self.compute_dtype)
-        tokens = ops.matmul(weights, flat(feature_map))
+    def call(self, feature_map, tokens=None, return_attention_scores=False):
+        weights = softmax_weights(self.scores(flat(feature_map), tokens), self.compute_dtype)
+        pooled = ops.matmul(weights, flat(feature_map))
         if self.value is not None:
-            tokens = self.value(tokens)
+            pooled = self.value(pooled)
         if not return_attention_scores:
-            return tokens
-        _, num_tokens, _ = weights.shape
-        return tokens, ops.reshape(weights, (-1, num_tokens, *ops.shape(feature_map)[1:3]))
+            return pooled
+        return pooled, ops.reshape(weights, (-1, weights.shape[1], *ops.shape(feature_map)[1:3]))
 
-    def compute_output_spec(self, feature_map, *tokens, return_attention_scores=False):
-        batch, num_tokens, _ = shape = self.compute_output_shape(feature_map.shape, *(x.shape for x in tokens))
+    def compute_output_shape(self, feature_map_shape, tokens_shape=None):
+        num_tokens = self.num_tokens if tokens_shape is None else tokens_shape[1]
+        return feature_map_shape[0], num_tokens, self.token_dim or feature_map_shape[-1]
+
+    def compute_output_spec(self, feature_map, tokens=None, return_attention_scores=False):
+        batch, num_tokens, _ = shape = self.compute_output_shape(feature_map.shape, getattr(tokens, "shape", None))
         scores = [(batch, num_tokens, *feature_map.shape[1:3])] if return_attention_scores else []
         return self.spec(shape, *scores)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class FilterTokenizer(Tokenizer):
-    """Pools the pixels X of a feature map into visual tokens by learned filters: `T = softmax_HW(X W_A)^T X`.
-
-    Args:
-        num_tokens: Int, the number of tokens.
-        token_dim: Int, the width of a token. None: the width of the feature map. Another width adds a
-            projection, `T W_V`.
-
-    Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width.
-        return_attention_scores: Bool, whether to return the weights too, which sum to 1 over the pixels.
-
-    Returns:
-        (batch, num_tokens, token_dim); then the weights, (batch, num_tokens, height, width), if requested.
-
-    Raises:
-        ValueError: If an argument is not a positive integer.
+    """A `Tokenizer` of `num_tokens` learned filters, whose scores are `X W_A`.
 
     Example:
 
@@ -111,66 +107,37 @@ class FilterTokenizer(Tokenizer):
         self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
-    def build(self, feature_map_shape):
-        channels = feature_map_shape[-1]
+    def build_filters(self, channels, tokens_shape):
         self.filters = projection("filters", channels, self.num_tokens, **self.inherited)
-        self.build_value(channels)
-        self.restore_changes()
 
     def dense_layers(self):
         return self.filters, *super().dense_layers()
 
-    def call(self, feature_map, return_attention_scores=False):
-        scores = ops.transpose(self.filters(flat(feature_map)), (0, 2, 1))
-        return self.pool(feature_map, scores, return_attention_scores)
-
-    def compute_output_shape(self, feature_map_shape):
-        return feature_map_shape[0], self.num_tokens, self.token_dim or feature_map_shape[-1]
+    def scores(self, pixels, tokens):
+        return ops.transpose(self.filters(pixels), (0, 2, 1))
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RecurrentTokenizer(Tokenizer):
-    """Pools the pixels X of a feature map into visual tokens, by filters made of the previous module's tokens.
-
-    `W_R = T_in W_TR`, then `T = softmax_HW(X W_R^T)^T X`.
-
-    Args:
-        token_dim: Int, the width of an output token. None: the width of the feature map. Another width adds a
-            projection, `T W_V`.
-
-    Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width.
-        tokens: (batch, num_tokens, any width), the tokens of the previous module.
-        return_attention_scores: As in `FilterTokenizer`, with the same outputs.
-
-    Raises:
-        ValueError: If `token_dim` is not a positive integer.
+    """A `Tokenizer` by filters made of the previous module's tokens: the scores are `X (T_in W_TR)^T`.
 
     Example:
 
     >>> RecurrentTokenizer()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 256))).shape
     (1, 16, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2; `W_V` as in `FilterTokenizer`.
-    Initialized as PyTorch's linear layers; `W_TR` is divided by the root of the channels, so that the first softmax is
-    not saturated.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2. Initialized as PyTorch's linear
+    layers; `W_TR` is divided by the root of the channels, so that the first softmax is not saturated.
     """
 
-    def build(self, feature_map_shape, tokens_shape):
-        channels = feature_map_shape[-1]
+    def build_filters(self, channels, tokens_shape):
         self.to_filters = projection("to_filters", tokens_shape[-1], channels, channels**-0.5, **self.inherited)
-        self.build_value(channels)
-        self.restore_changes()
 
     def dense_layers(self):
         return self.to_filters, *super().dense_layers()
 
-    def call(self, feature_map, tokens, return_attention_scores=False):
-        scores = products(self.to_filters(tokens), flat(feature_map))
-        return self.pool(feature_map, scores, return_attention_scores)
-
-    def compute_output_shape(self, feature_map_shape, tokens_shape):
-        return feature_map_shape[0], tokens_shape[1], self.token_dim or feature_map_shape[-1]
+    def scores(self, pixels, tokens):
+        return products(self.to_filters(tokens), pixels)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -181,13 +148,9 @@ class TokenTransformer(CompositeLayer):
 
     Args:
         key_dim: Int, the width of `T K` and `T Q`. None: the width of the tokens.
-        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image.
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for each residual branch.
 
     Input and output shape: (batch, num_tokens, token_dim).
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Example:
 
@@ -236,27 +199,20 @@ class TokenProjector(CompositeLayer):
 
     Args:
         key_dim: Int, the width of `X W_Q` and `T W_K`. None: the width of the feature map.
-        drop_path_rate: Float in [0, 1), the probability of dropping the tokens' part per image.
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for the tokens' part.
 
     Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width.
+        feature_map: (batch, height, width, channels), of any height and width, as is the output.
         tokens: (batch, num_tokens, token_dim). If they are not as wide as the feature map, a projection `T W_V` is
             added.
-
-    Returns:
-        (batch, height, width, channels).
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Example:
 
     >>> TokenProjector()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 1024))).shape
     (1, 14, 14, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.3; `W_V` as in `FilterTokenizer`, initial
-    weights as in `TokenTransformer`.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.3; `W_V` and initial weights as in
+    `FilterTokenizer` and `TokenTransformer`.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -294,22 +250,18 @@ class VTModule(CompositeLayer):
 
     Args:
         num_tokens: Int, the number of visual tokens.
-        token_dim: Int, the width of a token. None: the width of the feature map.
+        token_dim: As in `Tokenizer`.
         key_dim: Int, the width of keys and queries, as in `TokenTransformer` and `TokenProjector`.
         recurrent: Bool; True for a `RecurrentTokenizer`, which needs the previous module's tokens, False for a
             `FilterTokenizer`.
         project: Bool; False omits the projector, as in the last module, of which only the tokens are read.
-        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image.
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for each residual branch.
 
     Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width.
-        tokens: (batch, num_tokens, token_dim), the tokens of the previous module; only with `recurrent`.
-        return_attention_scores: Bool, whether to return the tokenizer's weights too.
+        feature_map, tokens, return_attention_scores: As in `Tokenizer`.
 
     Returns:
-        The feature map of the same shape, if `project`, then the tokens, (batch, num_tokens, token_dim), then the
-        weights, (batch, num_tokens, height, width), if requested.
+        The feature map of the same shape, if `project`; then the tokens and weights, as a `Tokenizer` returns them.
 
     Raises:
         ValueError: If an argument is out of range, or `tokens` do not match `recurrent` and `num_tokens`.
@@ -355,9 +307,8 @@ class VTModule(CompositeLayer):
 
     def build(self, feature_map_shape, tokens_shape=None):
         self._check(tokens_shape)
-        shapes = feature_map_shape, *(() if tokens_shape is None else (tokens_shape,))
-        self.tokenizer.build(*shapes)
-        shape = self.tokenizer.compute_output_shape(*shapes)
+        self.tokenizer.build(feature_map_shape, tokens_shape)
+        shape = self.tokenizer.compute_output_shape(feature_map_shape, tokens_shape)
         self.transformer.build(shape)
         if self.projector is not None:
             self.projector.build(feature_map_shape, shape)
@@ -374,8 +325,7 @@ class VTModule(CompositeLayer):
         return tuple(dense for part in parts if part is not None for dense in part.dense_layers())
 
     def call(self, feature_map, tokens=None, training=None, return_attention_scores=False):
-        inputs = (feature_map,) if tokens is None else (feature_map, tokens)
-        tokens, weights = self.tokenizer(*inputs, return_attention_scores=True)
+        tokens, weights = self.tokenizer(feature_map, tokens, return_attention_scores=True)
         tokens = self.transformer(tokens, training=training)
         outputs = [tokens, weights] if return_attention_scores else [tokens]
         if self.projector is not None:
