@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 
@@ -162,7 +161,10 @@ class Family:
         fit: Function `fit(file, found, fields, given)` that checks the fields of a config against a checkpoint, and
             returns the fields to change. `given` are the user's fields.
         formats: Dict from a format of `save_weights` to the Source of its weight names.
-        timm_folder: Module that writes config.json for timm, with `unwritten_in_folder` and `config_json`.
+        timm: Function of a config that returns timm's architecture and its `model_args`. It raises a ValueError of the
+            properties that no architecture has.
+        transformers: Function `transformers(config, facts)` that returns, for transformers, the Source and the prefix
+            of the names of weights, and the config.json. `facts` is the metadata of `save_weights`.
     """
 
     config: type[ModelConfig]
@@ -174,7 +176,8 @@ class Family:
     settings: tuple[str, ...] = ()
     fit: Callable = lambda file, found, fields, given: {}
     formats: Mapping = dataclasses.field(default_factory=dict)
-    timm_folder: Any = None
+    timm: Callable | None = None
+    transformers: Callable | None = None
 
     @property
     def name(self):

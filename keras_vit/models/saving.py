@@ -11,15 +11,13 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.config import config_of, find_normalization
-from keras_vit.models.bit import transformers_folder as transformers_bit
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.loading import allowed_settings, current_fields, head_sizes, refuse_own_family
 from keras_vit.models.model_card import model_card
-from keras_vit.models.vit import timm_folder, transformers_folder
-from keras_vit.models.vit.names.timm import TIMM_STEM
-from keras_vit.weights import hub
+from keras_vit.models.vit import timm_folder
+from keras_vit.weights import hub, timm_config
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_by_path
-from keras_vit.weights.transformers_config import write_folder
+from keras_vit.weights.transformers_config import id2label, preprocessor_config, with_prefix, write_folder
 from keras_vit.weights.write import write_npz, write_safetensors
 
 FORMATS = ("npz", "big_vision", "timm", "huggingface")
@@ -71,22 +69,22 @@ def save_weights(
     if format not in family.formats:
         known, what = " or ".join(map(repr, family.formats)), "formats" if len(family.formats) > 1 else "format"
         raise arguments.invalid("format", f"{known}, the only {what} of {family.name} models", format)
-    record, is_vit = _record(model, fields), family.name == "vit"
-    source, kind = family.formats[format].spelled_for(record), None
+    record = _record(model, fields)
+    source, facts = family.formats[format].spelled_for(record), _facts(model, record)
     in_folder = format == "timm" and Path(path).suffix != ".safetensors"
-    if in_folder and family.timm_folder is None:
+    if in_folder and family.timm is None:
         raise arguments.invalid("path", "the path of a .safetensors file, since timm has no such models", path)
     if in_folder:
-        reasons = family.timm_folder.unwritten_in_folder(record)
-        _refuse("timm folder", model, reasons, " Write a state dict: a path that ends in .safetensors.")
-    if format in ("timm", "huggingface"):
-        _refuse(format, model, _computed_elsewhere(record))
-    if format == "timm" and is_vit:
-        source = timm_folder.source_for(TIMM_STEM if record.stages == () else family.formats[format], record)
-        _refuse(format, model, timm_folder.unwritten(record))
-    if format == "huggingface" and is_vit:
-        kind = transformers_folder.matching_kind(record)
-        source = kind.source.spelled_for(record)
+        try:
+            name, args = family.timm(record)
+        except ValueError as error:
+            hint = " Write a state dict: a path that ends in .safetensors."
+            raise _refusal("timm folder", model, error, hint) from None
+    if format == "timm" and family.name == "vit":
+        source = timm_folder.timm_source(record)
+    if format == "huggingface":
+        source, start, content = family.transformers(record, facts)
+        source = source.spelled_for(record)
     variables = weights_by_path(model)
     _check(model, format, source, fields, variables, allow, settings_are_stored=in_folder or format == "huggingface")
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
@@ -95,15 +93,13 @@ def save_weights(
             # The model computes with zeros as biases of the keys.
             values[weight] = values[weight] * np.repeat(np.float32([1, 0, 1]), values[weight].size // 3)
     _fit_prefix_positions(values, fields, format)
-    arrays, facts = _arrays(source, values, fields), _facts(model, record)
+    arrays = _arrays(source, values, fields)
     if format == "huggingface":
-        if kind is None:
-            transformers_bit.write_folder(Path(path), arrays, record, facts)
-        else:
-            transformers_folder.write_folder(Path(path), arrays, kind, record, facts)
+        preprocessor = preprocessor_config(facts, record.in_channels)
+        content |= {"num_channels": record.in_channels, **id2label(record)}
+        write_folder(Path(path), with_prefix(arrays, start), content, facts, preprocessor)
     elif in_folder:
-        config = family.timm_folder.config_json(record, arrays, facts)
-        write_folder(Path(path), arrays, config, facts)
+        write_folder(Path(path), arrays, timm_config.config_json(name, args, record, facts, source, arrays), facts)
     elif format == "timm":
         write_safetensors(path, arrays, facts)
     else:
@@ -140,20 +136,11 @@ def _fit_prefix_positions(values, fields, format):
     values["position_embedding/embeddings"] = table
 
 
-def _refuse(format, model, parts, hint=""):
-    """Raises if there is a part of a model that a format cannot express."""
-    for what in parts:
-        raise ValueError(
-            f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written.{hint}"
-        )
-
-
-def _computed_elsewhere(config):
-    """Yields the settings that neither timm nor transformers computes within a model."""
-    if getattr(config, "token_merging", 0):
-        yield f"token_merging={config.token_merging!r}. Pass token_merging=0 to its builder for the same weights"
-    if config.classifier_activation != "linear":
-        yield f"classifier_activation={config.classifier_activation!r}. Build it without, and use its logits"
+def _refusal(format, model, what, hint=""):
+    """Returns the error for a model with a property that a format cannot express."""
+    return ValueError(
+        f"The format {format!r} cannot express that model {model.name!r} has {what}. Nothing was written.{hint}"
+    )
 
 
 def _check(model, format, source, fields, variables, allow, settings_are_stored):
@@ -166,7 +153,8 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
             f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
             f"{', '.join(nameless[:10])}"
         )
-    _refuse(format, model, _unwritten(model, source.name, fields))
+    for what in _unwritten(model, format, source.name, fields):
+        raise _refusal(format, model, what)
     num_heads, head_dim = head_sizes(fields)
     if format in ("timm", "huggingface") and num_heads and head_dim * num_heads != fields["hidden_dim"]:
         raise ValueError(
@@ -190,11 +178,16 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
         )
 
 
-def _unwritten(model, source, fields):
+def _unwritten(model, format, source, fields):
     """Yields the properties of a model that affect its outputs and that the source's files cannot store."""
     if find_normalization(model).folded:
         yield "preprocessing folded into its patch embedding"
     config, pooling = config_of(model), fields.get("pooling")
+    merged, activation = getattr(config, "token_merging", 0), fields["classifier_activation"]
+    if format in ("timm", "huggingface") and merged:
+        yield f"token_merging={merged!r}. Pass token_merging=0 to its builder for the same weights"
+    if format in ("timm", "huggingface") and activation != "linear":
+        yield f"classifier_activation={activation!r}. Build it without, and use its logits"
     if source in ("timm", "timm_bit", "huggingface_bit") and len(fields.get("stages") or ()) > 4:
         yield "a ResNet of more than four stages, the last of which that code dilates"
     if config.family != "vit":
@@ -211,6 +204,8 @@ def _unwritten(model, source, fields):
         yield f'pooling="{pooling}"'
     if pooling == "gap" and config.class_token and not config.norm_after_pooling and source != "timm":
         yield 'pooling="gap" beside a class token'
+    if format == "timm":
+        yield from timm_folder.unwritten(config)
 
 
 def _arrays(source, values, fields):

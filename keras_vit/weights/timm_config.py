@@ -139,27 +139,26 @@ def preprocessing_from_cfg(config):
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def config_json(name, config, facts, ends, args, *, num_features, pool="avg", image_size=None):
+def config_json(name, args, config, facts, source, arrays):
     """Returns the contents of config.json.
 
     Args:
         name: timm's architecture.
+        args: The arguments of timm's builder that its architecture does not set.
         config: The `ModelConfig`.
         facts: The metadata of `save_weights`.
-        ends: The keys of the first convolution and of the head.
-        args: The arguments of timm's builder that its architecture does not set.
-        num_features: Int, the number of features before the head.
-        pool: timm's name of the pooling.
-        image_size: (height, width) of images for a model of any size. None means 224 x 224.
+        source: The `Source` of the names of weights.
+        arrays: Dict of the arrays by these names, from the first layer on.
     """
-    if image_size is None:
-        image_size = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
+    usual = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
+    first, head = (key.removesuffix(".weight") for key in (next(iter(arrays)), *source.find("head/kernel").keys))
+    ends = first, [head, "head_dist"] if getattr(config, "distillation_token", False) else head
     return {
         "architecture": name,
         "num_classes": config.num_classes,
-        "num_features": num_features,
-        "global_pool": pool,
-        "pretrained_cfg": _pretrained_cfg(config, facts, image_size, ends),
+        "num_features": arrays[f"{head}.weight"].shape[1] if config.num_classes else None,
+        "global_pool": {"gap": "avg"}.get(pooling := getattr(config, "pooling", "gap"), pooling),
+        "pretrained_cfg": _pretrained_cfg(config, facts, args.get("img_size", usual), ends),
         "model_args": args | ({} if config.in_channels == 3 else {"in_chans": config.in_channels}),
         # timm has no key for the task, and ignores transformers' key.
         **({} if config.task == "single_label" else {"problem_type": {v: k for k, v in TASKS.items()}[config.task]}),

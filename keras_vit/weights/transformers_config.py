@@ -234,7 +234,7 @@ def write_folder(path, arrays, config, facts, preprocessor=None):
 
 def with_prefix(arrays, prefix):
     """Returns the arrays with a prefix before the backbone's keys, but not before the heads' keys."""
-    heads = ("classifier.", "distillation_classifier.", "visual_projection.")
+    heads = ("classifier.", "cls_classifier.", "distillation_classifier.", "visual_projection.")
     return {key if key.startswith(heads) else f"{prefix}{key}": array for key, array in arrays.items()}
 
 

@@ -1,14 +1,17 @@
-"""Reads the config of a BiT from a checkpoint."""
+"""Reads the config of a BiT from a checkpoint, and states it for timm and transformers."""
 
 import re
 
-from keras_vit.models.bit.config import ROOT_WIDTH
+from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
+from keras_vit.models.bit.names import HUGGINGFACE_BIT
 from keras_vit.weights import timm_config, transformers_config
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
 
 # The keys of transformers' config.json whose values follow from the arrays.
 _READ = ("embedding_size", "hidden_sizes", "depths")
+# The depths and width factors of timm's BiTs.
+_TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
 def read_config(file, grid_size=None):
@@ -40,3 +43,27 @@ def stages_from_layers(layers):
     """Returns the units per stage of a ResNet, given the names of its layers."""
     found = [int(match[1]) for match in (re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers) if match]
     return tuple(found.count(stage) for stage in sorted(set(found)))
+
+
+def timm_architecture(config):
+    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    name = (BiTConfig.name_from_fields(vars(config)) or "").removeprefix("BiT-R")
+    if name not in _TIMM:
+        sizes = f"stages {config.stages} and width factor {config.width_factor:g}"
+        raise ValueError(f"a ResNet of {sizes}, for which timm has no name")
+    return f"resnetv2_{name}_bit", {}
+
+
+def transformers_folder(config, facts):
+    """Returns the Source, the prefix of weights and the config.json, as `Family.transformers`."""
+    # transformers does not apply `width_factor` to the first convolution.
+    width = int(ROOT_WIDTH * config.width_factor)
+    content = {
+        "architectures": ["BitForImageClassification" if config.num_classes else "BitModel"],
+        "model_type": "bit",
+        "embedding_size": width,
+        "hidden_sizes": [4 * width * 2**i for i in range(len(config.stages))],
+        "depths": config.stages,
+        **HUGGINGFACE_BIT.config,
+    }
+    return HUGGINGFACE_BIT, "bit." if config.num_classes else "", content

@@ -8,7 +8,7 @@ import keras
 
 from keras_vit.config import Preprocessing
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
-from keras_vit.models.bit import checkpoint, names, timm_folder
+from keras_vit.models.bit import checkpoint, names
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
@@ -84,7 +84,8 @@ BIT = Family(
     recognise=names.recognise,
     settings=("resnet_epsilons", "pool_padding"),
     formats={"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT},
-    timm_folder=timm_folder,
+    timm=checkpoint.timm_architecture,
+    transformers=checkpoint.transformers_folder,
 )
 
 

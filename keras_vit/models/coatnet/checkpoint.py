@@ -4,6 +4,7 @@ import math
 import re
 
 from keras_vit import arguments
+from keras_vit.config import DEFAULT_IMAGE_SIZE
 from keras_vit.models.coatnet.config import (
     ACTIVATIONS,
     EXPANSION,
@@ -116,6 +117,20 @@ def config_of(path, name, args):
         return CoAtNetConfig(**fields)
     except ValueError as error:
         raise ValueError(f"Cannot load {path!r}: its model_args do not fit. {error}") from None
+
+
+def timm_architecture(config):
+    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    size = config.image_size if None not in config.image_size else config.table_image_size or (DEFAULT_IMAGE_SIZE,) * 2
+    # If a side is not a multiple of the total stride, timm's two branches have different sizes.
+    fits = None in config.image_size or not any(side % 2 ** (len(config.depths) + 1) for side in size)
+    fits = fits and config.norm_after_pooling == (config.representation_size is not None)
+    own = maxxvit_arguments(config)
+    for name in NAMES if fits else ():
+        if maxxvit_arguments(CoAtNetConfig.from_variant(name)) == own:
+            args = {} if size == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) else {"img_size": list(size)}
+            return f"{name}{SUFFIXES.get(name, '_224')}", args
+    raise ValueError("a size or options for which timm has no name")
 
 
 def _conv_depths(path, kinds, depths):

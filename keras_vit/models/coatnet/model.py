@@ -9,7 +9,7 @@ import keras
 from keras_vit import activations
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
-from keras_vit.models.coatnet import checkpoint, timm_folder
+from keras_vit.models.coatnet import checkpoint
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig
 from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.names import TIMM_COATNET
@@ -96,7 +96,7 @@ COATNET = Family(
         *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),
     ),
     formats={"timm": TIMM_COATNET},
-    timm_folder=timm_folder,
+    timm=checkpoint.timm_architecture,
 )
 
 

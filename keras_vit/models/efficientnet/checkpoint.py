@@ -142,3 +142,12 @@ def _sizes(file):
 
 def _unsupported(file, what, expected):
     return ValueError(f"Cannot load {file.path!r}: {what} is not supported. Expected {expected}.")
+
+
+def timm_architecture(config):
+    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    name = efficientnet_name(config.widths, config.repeats)
+    for prefix, settings in (("tf_", OFFICIAL), ("", OF_TIMM)):
+        if name and all(getattr(config, field) == value for field, value in settings.items()):
+            return f"{prefix}efficientnet_{name.lower()}", {}
+    raise ValueError("a size or options for which timm has no name")

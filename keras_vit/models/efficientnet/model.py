@@ -8,7 +8,7 @@ import keras
 
 from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
-from keras_vit.models.efficientnet import checkpoint, names, timm_folder
+from keras_vit.models.efficientnet import checkpoint, names
 from keras_vit.models.efficientnet.config import EfficientNetConfig
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck, batch_norm
 from keras_vit.models.family import Family, FamilyModel, build, dense_head
@@ -99,7 +99,7 @@ EFFICIENTNET = Family(
     ),
     settings=("padding", "batch_norm_epsilon"),
     formats={"timm": names.TIMM_EFFICIENTNET},
-    timm_folder=timm_folder,
+    timm=checkpoint.timm_architecture,
 )
 
 

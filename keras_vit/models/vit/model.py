@@ -14,7 +14,7 @@ from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
 from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits
-from keras_vit.models.vit import checkpoint, names, timm_folder
+from keras_vit.models.vit import checkpoint, names, timm_folder, transformers_folder
 from keras_vit.models.vit.config import ViTConfig, ViTFields
 from keras_vit.models.vit.names.huggingface import HUGGINGFACE
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
@@ -215,7 +215,8 @@ VIT = Family(
     ),
     fit=checkpoint.fit,
     formats={"npz": OFFICIAL, "big_vision": BIG_VISION, "timm": TIMM, "huggingface": HUGGINGFACE},
-    timm_folder=timm_folder,
+    timm=timm_folder.timm_architecture,
+    transformers=transformers_folder.transformers_folder,
 )
 
 

@@ -1,13 +1,11 @@
-"""Maps ViT configs to timm: weight names and settings of state dicts, and the config.json of folders."""
+"""Maps ViT configs to timm: weight names and settings of state dicts, and the architectures of folders."""
 
 import dataclasses
 import re
 
 from keras_vit.models.vit.names import timm as names
 from keras_vit.models.vit.timm_models import ACTIVATIONS, MODELS
-from keras_vit.weights import timm_config
 
-_POOLINGS = {"token": "token", "gap": "avg", "map": "map"}
 # (hidden_dim, num_layers, mlp_dim) by timm's words for sizes.
 _SIZES = {
     **{"tiny": (192, 12, 768), "small": (384, 12, 1536), "medium": (512, 12, 2048), "base": (768, 12, 3072)},
@@ -56,8 +54,9 @@ def computed_by_eva(config):
     return config.rotary_embedding is not None or (config.qkv_bias and not config.key_bias)
 
 
-def source_for(source, config):
+def timm_source(config):
     """Returns a timm `Source` with the weight names of the timm class for a `ViTConfig`."""
+    source = names.TIMM_STEM if config.stages == () else names.TIMM
     rows = dict(source.names)
     if computed_by_eva(config):
         rows |= names.GAMMAS
@@ -142,24 +141,16 @@ def _nearest(config):
     return min(found, key=lambda pair: (len(pair[1]), not pair[0].endswith(side)))
 
 
-def unwritten_in_folder(config):
-    """Yields the settings of a `ViTConfig` that no timm architecture has."""
+def timm_architecture(config):
+    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
     name, differences = _nearest(config)
     if differences:
         listed = ", ".join(f"{field}={found!r}, which is {value!r} there" for field, value, found in differences)
-        yield f"settings of no architecture of timm. The nearest, {name}, differs in {listed}"
-
-
-def config_json(config, arrays, facts):
-    """Returns the contents of config.json."""
-    name, _ = _nearest(config)
-    image_size = list(config.image_size)
+        raise ValueError(f"settings of no architecture of timm. The nearest, {name}, differs in {listed}")
+    args = {"img_size": list(config.image_size)}
     if config.any_size:
-        image_size = [rows * patch for rows, patch in zip(config.grid, config.patch_size, strict=True)]
-    args = {"img_size": image_size, **({"dynamic_img_size": True} if config.any_size else {})}
+        sides = [rows * patch for rows, patch in zip(config.grid, config.patch_size, strict=True)]
+        args = {"img_size": sides, "dynamic_img_size": True}
     if config.activation != settings_of_name(name)["activation"]:
         args["act_layer"] = config.activation
-    first_conv = "patch_embed.proj" if config.stages is None else "patch_embed.backbone.stem.conv"
-    ends = first_conv, ["head", "head_dist"] if config.distillation_token else "head"
-    sizes = {"num_features": config.hidden_dim, "image_size": image_size}
-    return timm_config.config_json(name, config, facts, ends, args, pool=_POOLINGS[config.pooling], **sizes)
+    return name, args

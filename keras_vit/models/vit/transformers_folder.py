@@ -1,15 +1,12 @@
-"""Writes ViT folders that Hugging Face transformers loads, by a table of its model classes."""
+"""Maps ViT configs to the model classes of Hugging Face transformers and their config.json."""
 
-import re
+import dataclasses
 from typing import NamedTuple
 
 from keras_vit.models.vit.checkpoint.transformers import ACTIVATIONS
-from keras_vit.models.vit.config import ViTConfig
 from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
 from keras_vit.models.vit.timm_folder import USUAL
-from keras_vit.weights import transformers_config
-from keras_vit.weights.source import Source
-from keras_vit.weights.transformers_config import id2label, with_prefix
+from keras_vit.weights.source import Source, dense
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -66,12 +63,13 @@ _BOTH, _PROJECTION = {"return_both_heads": _ANY}, {"projection_dim": _ANY}
 _BIAS, _REPRESENTATION = {"qkv_bias": _ANY}, {"qkv_bias": _ANY, "representation_size": _ANY}
 
 _GAP = {"pooling": "token_gap"}
+_TEACHER = dataclasses.replace(HUGGINGFACE, names={**HUGGINGFACE.names, **dense("head", "cls_classifier")})
 _WITH_REGISTERS = "dinov2_with_registers"
 # If several kinds fit a model, the first one is written.
 KINDS = (
     Kind("ViTForImageClassification", "vit", HUGGINGFACE, _HEAD | _BIAS, "vit."),
     Kind("ViTModel", "vit", HUGGINGFACE, _REPRESENTATION),
-    Kind("DeiTForImageClassificationWithTeacher", "deit", HUGGINGFACE, _HEAD | _DISTILLED | _BIAS | _BOTH, "deit."),
+    Kind("DeiTForImageClassificationWithTeacher", "deit", _TEACHER, _HEAD | _DISTILLED | _BIAS | _BOTH, "deit."),
     Kind("DeiTForImageClassification", "deit", HUGGINGFACE, _HEAD | _ONE_OUTPUT | _BIAS, "deit."),
     Kind("DeiTModel", "deit", HUGGINGFACE, _ONE_OUTPUT | _REPRESENTATION),
     # IJepaForImageClassification computes the same as SiglipForImageClassification.
@@ -95,31 +93,16 @@ KINDS = (
 )
 
 
-def matching_kind(record):
-    """Returns the `Kind` that computes the same as a model's config; raises if there is none."""
-    if not isinstance(record, ViTConfig):
-        raise ValueError(f"The format 'huggingface' has no ResNets. Received: a model of family {record.family!r}")
+def transformers_folder(record, facts):
+    """Returns the Source, the prefix of weights and the config.json, as `Family.transformers`."""
     pairs = [(kind, list(kind.differences(record))) for kind in KINDS]
-    nearest, differences = min(pairs, key=lambda pair: sum(field in _USUAL for field, *_ in pair[1]))
+    kind, differences = min(pairs, key=lambda pair: sum(field in _USUAL for field, *_ in pair[1]))
     if differences:
         listed = ", ".join(f"{field}={value!r} (here {found!r})" for field, value, found in differences)
         raise ValueError(
             f"The format 'huggingface' has no class of models with these settings. The nearest, "
-            f"{nearest.architecture}, needs {listed}."
+            f"{kind.architecture}, needs {listed}."
         )
-    return nearest
-
-
-def write_folder(path, arrays, kind, record, facts):
-    """Writes the files of a folder, each completely or not at all; `arrays` has the keys of the kind's source."""
-    arrays = with_prefix(arrays, kind.prefix)
-    if kind.architecture.endswith("WithTeacher"):
-        arrays = {re.sub(r"^classifier\.", "cls_classifier.", key): array for key, array in arrays.items()}
-    preprocessor = transformers_config.preprocessor_config(facts, record.in_channels)
-    transformers_config.write_folder(path, arrays, _config(kind, record, facts), facts, preprocessor)
-
-
-def _config(kind, record, facts):
     height, width = facts["image_size"] or [n * p for n, p in zip(record.grid, record.patch_size, strict=True)]
     patch = record.patch_size
     config = {
@@ -132,12 +115,11 @@ def _config(kind, record, facts):
         "layer_norm_eps": record.layer_norm_epsilon,
         "image_size": height if height == width else [height, width],
         "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
-        "num_channels": record.in_channels,
         **_own(kind, record),
     }
     if record.representation_size:
         config |= {"pooler_act": "tanh", "pooler_output_size": record.representation_size}
-    return config | id2label(record)
+    return kind.source, kind.prefix, config
 
 
 def _own(kind, record):
