@@ -9,10 +9,17 @@ from keras_vit.weights import codecs
 from keras_vit.weights.source import Name, Source
 
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
+# The layers outside the blocks, and the layers of a block, in the order of their names below. Blocks of the first stage
+# lack the last two layers.
+_ENDS = ("stem_conv", "stem_norm", "top_conv", "top_norm", "head")
+_BLOCK = (
+    *("depthwise_conv", "depthwise_norm", "project_conv", "project_norm", "squeeze_excitation/reduce"),
+    *("squeeze_excitation/expand", "expand_conv", "expand_norm"),
+)
 
 
 class _Style(NamedTuple):
-    """A code base's suffixes of weight names, and its layouts of convolution kernels."""
+    """A code base's suffixes of weight names, and its layouts of kernels."""
 
     kernel: str
     depthwise: str
@@ -21,40 +28,34 @@ class _Style(NamedTuple):
     conv: codecs.Identity = codecs.Identity()
     depthwise_conv: codecs.Identity = codecs.Identity()
     # Files store the two dense layers of squeeze-and-excitation as 1 x 1 convolutions.
-    dense: codecs.Identity = codecs.Pointwise()
+    squeeze: codecs.Identity = codecs.Pointwise()
+    head: codecs.Identity = codecs.Identity()
 
 
-def _rows(style, ours, **layers):
-    """Returns the rows of layers, given {our name: name in the file}."""
+def _layer(style, ours, theirs):
+    """Returns the rows of a layer."""
+    if ours.endswith("norm"):
+        return {f"{ours}/{name}": Name((theirs + end,)) for name, end in zip(_NORM, style.norm, strict=True)}
+    if ours.endswith("depthwise_conv"):
+        return {f"{ours}/kernel": Name((theirs + style.depthwise,), style.depthwise_conv)}
+    if ours.endswith("conv"):
+        return {f"{ours}/kernel": Name((theirs + style.kernel,), style.conv)}
+    kernel = Name((theirs + style.kernel,), style.head if ours == "head" else style.squeeze)
+    return {f"{ours}/kernel": kernel, f"{ours}/bias": Name((theirs + style.bias,))}
+
+
+def _rows(style, ends, first, others):
+    """Returns all rows; `first` and `others` are a block's prefix and layers in the first stage and in the rest."""
     rows = {}
-    for layer, theirs in layers.items():
-        name = ours + layer
-        if layer.endswith("norm"):
-            rows |= {f"{name}/{n}": Name((theirs + end,)) for n, end in zip(_NORM, style.norm, strict=True)}
-        elif layer == "depthwise_conv":
-            rows[f"{name}/kernel"] = Name((theirs + style.depthwise,), style.depthwise_conv)
-        elif layer.endswith("conv"):
-            rows[f"{name}/kernel"] = Name((theirs + style.kernel,), style.conv)
-        else:
-            rows[f"{name}/kernel"] = Name((theirs + style.kernel,), style.dense)
-            rows[f"{name}/bias"] = Name((theirs + style.bias,))
+    for ours, theirs in zip(_ENDS, ends.split(), strict=True):
+        rows |= _layer(style, ours, theirs)
+    for stage, (prefix, *layers) in (("1", first.split()), ("{stage}", others.split())):
+        # The names in the first stage mean other layers than in the rest, where the expansion comes first.
+        for ours, theirs in zip(_BLOCK, layers, strict=False):
+            rows |= _layer(style, f"stage_{stage}_block_{{unit:02d}}/{ours}", prefix + theirs)
     return rows
 
 
-def _block(style, stage, block, first, others):
-    """Returns the rows of all blocks. The first stage has no expansion, so some of its names mean other layers.
-
-    `block` and `stage` are the key templates of the first stage and of the rest, `first` and `others` their suffixes.
-    """
-    rows = {}
-    for ours, theirs, layers in (("stage_1_block_{unit:02d}/", block, first), (_BLOCK, stage, others)):
-        both = {name: theirs + end for name, end in layers.items()}
-        squeeze = {name.rpartition("/")[2]: both.pop(name) for name in list(both) if "/" in name}
-        rows |= _rows(style, ours, **both) | _rows(style, f"{ours}squeeze_excitation/", **squeeze)
-    return rows
-
-
-_BLOCK = "stage_{stage}_block_{unit:02d}/"
 _TORCH = _Style(
     ".weight",
     ".weight",
@@ -63,24 +64,16 @@ _TORCH = _Style(
     codecs.TORCH_CONV,
     codecs.TORCH_DEPTHWISE,
     codecs.Transposed(ones=2),
+    codecs.Transposed(),
 )
-_SE = {"squeeze_excitation/reduce": "se.conv_reduce", "squeeze_excitation/expand": "se.conv_expand"}
 TIMM_EFFICIENTNET = Source(
     "timm_efficientnet",
-    {
-        **_rows(_TORCH, "", stem_conv="conv_stem", stem_norm="bn1", top_conv="conv_head", top_norm="bn2"),
-        **_block(
-            _TORCH,
-            "blocks.{stage0}.{unit0}.",
-            "blocks.0.{unit0}.",
-            {"depthwise_conv": "conv_dw", "depthwise_norm": "bn1", "project_conv": "conv_pw", "project_norm": "bn2"}
-            | _SE,
-            {"expand_conv": "conv_pw", "expand_norm": "bn1", "depthwise_conv": "conv_dw", "depthwise_norm": "bn2"}
-            | {"project_conv": "conv_pwl", "project_norm": "bn3"}
-            | _SE,
-        ),
-        **_rows(_TORCH._replace(dense=codecs.Transposed()), "", head="classifier"),
-    },
+    _rows(
+        _TORCH,
+        "conv_stem bn1 conv_head bn2 classifier",
+        "blocks.0.{unit0}. conv_dw bn1 conv_pw bn2 se.conv_reduce se.conv_expand",
+        "blocks.{stage0}.{unit0}. conv_dw bn2 conv_pwl bn3 se.conv_reduce se.conv_expand conv_pw bn1",
+    ),
     ignored=r".*\.num_batches_tracked$",
     family="efficientnet",
 )
@@ -117,53 +110,31 @@ def _places(shapes):
             yield number, f"blocks_{stage}_{place}"
 
 
-_BATCH_NORM = "tpu_batch_normalization"
 _TENSORFLOW = _Style("/kernel", "/depthwise_kernel", "/bias", tuple(f"/{name}" for name in _NORM))
-_SE = {"squeeze_excitation/reduce": "se/conv2d", "squeeze_excitation/expand": "se/conv2d_1"}
-_DEPTHWISE = {"depthwise_conv": "depthwise_conv2d"}
+_BN, _SE = "tpu_batch_normalization", "se/conv2d se/conv2d_1"
 EFFICIENTNET = _Official(
     "efficientnet",
-    {
-        **_rows(_TENSORFLOW, "", stem_conv="stem/conv2d", stem_norm=f"stem/{_BATCH_NORM}"),
-        **_rows(_TENSORFLOW, "", top_conv="head/conv2d", top_norm=f"head/{_BATCH_NORM}"),
-        **_block(
-            _TENSORFLOW,
-            "blocks_{stage0}_{unit0}/",
-            "blocks_0_{unit0}/",
-            {"depthwise_norm": _BATCH_NORM, "project_conv": "conv2d", "project_norm": f"{_BATCH_NORM}_1"}
-            | _DEPTHWISE
-            | _SE,
-            {"expand_conv": "conv2d", "expand_norm": _BATCH_NORM, "depthwise_norm": f"{_BATCH_NORM}_1"}
-            | {"project_conv": "conv2d_1", "project_norm": f"{_BATCH_NORM}_2"}
-            | _DEPTHWISE
-            | _SE,
-        ),
-        **_rows(_TENSORFLOW._replace(dense=codecs.Identity()), "", head="head/dense"),
-    },
+    _rows(
+        _TENSORFLOW,
+        f"stem/conv2d stem/{_BN} head/conv2d head/{_BN} head/dense",
+        f"blocks_0_{{unit0}}/ depthwise_conv2d {_BN} conv2d {_BN}_1 {_SE}",
+        f"blocks_{{stage0}}_{{unit0}}/ depthwise_conv2d {_BN}_1 conv2d_1 {_BN}_2 {_SE} conv2d {_BN}",
+    ),
     # The variable scope, such as "efficientnet-b0/".
     aliases=[(r"^efficientnet-[^/]+/", "")],
     family="efficientnet",
 )
 
 _NUMBERED = _Style("/0", "/0", "/1", ("/0", "/1", "/2", "/3"))
-_SE = {"squeeze_excitation/reduce": "se_reduce", "squeeze_excitation/expand": "se_expand"}
-_OTHERS = {
-    **{"depthwise_conv": "dwconv", "depthwise_norm": "bn", "project_conv": "project_conv"},
-    **{"project_norm": "project_bn", **_SE},
-}
+_LAYERS = "dwconv bn project_conv project_bn se_reduce se_expand"
 KERAS_APPLICATIONS = Source(
     "keras_applications",
-    {
-        **_rows(_NUMBERED, "", stem_conv="stem_conv", stem_norm="stem_bn", top_conv="top_conv", top_norm="top_bn"),
-        **_block(
-            _NUMBERED,
-            "block{stage}_{unit}_",
-            "block1_{unit}_",
-            _OTHERS,
-            {"expand_conv": "expand_conv", "expand_norm": "expand_bn", **_OTHERS},
-        ),
-        **_rows(_NUMBERED._replace(dense=codecs.Identity()), "", head="predictions"),
-    },
+    _rows(
+        _NUMBERED,
+        "stem_conv stem_bn top_conv top_bn predictions",
+        f"block1_{{unit}}_ {_LAYERS}",
+        f"block{{stage}}_{{unit}}_ {_LAYERS} expand_conv expand_bn",
+    ),
     mark="block1a_",
     # Keras names the blocks of a stage "a", "b", ..., and numbers normalization layers across all models of a session.
     aliases=[
