@@ -201,6 +201,15 @@ def norm(ours, theirs):
     return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
 
 
+def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
+    """Returns the rows of a PyTorch transformer block without queries, keys and values; `scales` are of LayerScale."""
+    rows = {**norm(f"{BLOCK}norm_1", prefix + norm_1), **dense(f"{BLOCK}attention/out", prefix + out)}
+    rows |= norm(f"{BLOCK}norm_2", prefix + norm_2)
+    for i, theirs in enumerate((dense_1, dense_2), start=1):
+        rows |= dense(f"{BLOCK}mlp/dense_{i}", prefix + theirs)
+    return rows | {f"{BLOCK}layer_scale_{i}/gamma": Name((prefix + scale,)) for i, scale in enumerate(scales, start=1)}
+
+
 def gated(first, gate, up):
     """Returns the rows of a gated MLP whose first layer is two layers in the file."""
     return {

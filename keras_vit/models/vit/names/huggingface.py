@@ -7,16 +7,16 @@ from keras_vit.images.constants import (
     OFFICIAL_PREPROCESSING,
 )
 from keras_vit.weights import codecs
-from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm, pooling
+from keras_vit.weights.source import BLOCK, Name, Source, block, dense, gated, norm, pooling
 
-_BLOCK = "encoder.layer.{block}."
+_BLOCK, _OUT = "encoder.layer.{block}.", "attention.output.dense"
+_SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 
 
-def _attention(queries, out):
+def _qkv(queries):
     return {
         BLOCK + "attention/qkv/kernel": Name(tuple(f"{q}.weight" for q in queries), codecs.Fused(codecs.Transposed())),
         BLOCK + "attention/qkv/bias": Name(tuple(f"{q}.bias" for q in queries), codecs.Fused(codecs.Identity())),
-        **dense(BLOCK + "attention/out", out),
     }
 
 
@@ -25,10 +25,7 @@ _COMMON = {
     **dense("patch_embedding", "embeddings.patch_embeddings.projection", codecs.TORCH_CONV),
     "class_token/tokens": Name(("embeddings.cls_token",)),
     "position_embedding/embeddings": Name(("embeddings.position_embeddings",)),
-    **_attention(
-        [f"{_BLOCK}attention.attention.{name}" for name in ("query", "key", "value")],
-        _BLOCK + "attention.output.dense",
-    ),
+    **_qkv([f"{_BLOCK}attention.attention.{name}" for name in ("query", "key", "value")]),
     **norm("norm", "layernorm"),
     **dense("head", "classifier"),
 }
@@ -38,10 +35,7 @@ HUGGINGFACE = Source(
     {
         **_COMMON,
         "distillation_token/tokens": Name(("embeddings.distillation_token",)),
-        **norm(BLOCK + "norm_1", _BLOCK + "layernorm_before"),
-        **norm(BLOCK + "norm_2", _BLOCK + "layernorm_after"),
-        **dense(BLOCK + "mlp/dense_1", _BLOCK + "intermediate.dense"),
-        **dense(BLOCK + "mlp/dense_2", _BLOCK + "output.dense"),
+        **block(_BLOCK, "layernorm_before", _OUT, "layernorm_after", "intermediate.dense", "output.dense"),
         # The pooler is a dense tanh layer on the class token, like pre_logits.
         **dense("pre_logits", "pooler.dense"),
         **dense("head_dist", "distillation_classifier"),
@@ -61,12 +55,7 @@ DINOV2 = Source(
     {
         **_COMMON,
         "registers/tokens": Name(("embeddings.register_tokens",)),
-        **norm(BLOCK + "norm_1", _BLOCK + "norm1"),
-        BLOCK + "layer_scale_1/gamma": Name((_BLOCK + "layer_scale1.lambda1",)),
-        **norm(BLOCK + "norm_2", _BLOCK + "norm2"),
-        **dense(BLOCK + "mlp/dense_1", _BLOCK + "mlp.fc1"),
-        **dense(BLOCK + "mlp/dense_2", _BLOCK + "mlp.fc2"),
-        BLOCK + "layer_scale_2/gamma": Name((_BLOCK + "layer_scale2.lambda1",)),
+        **block(_BLOCK, "norm1", _OUT, "norm2", "mlp.fc1", "mlp.fc2", _SCALES),
     },
     mark=r".*\.layer_scale1\.lambda1$",
     model_types=("dinov2", "dinov2_with_registers"),
@@ -92,14 +81,9 @@ DINOV3 = Source(
         **dense("patch_embedding", "embeddings.patch_embeddings", codecs.TORCH_CONV),
         "class_token/tokens": Name(("embeddings.cls_token",)),
         "registers/tokens": Name(("embeddings.register_tokens",)),
-        **norm(BLOCK + "norm_1", _DINOV3_BLOCK + "norm1"),
-        **_attention(_DINOV3_QKV, _DINOV3_BLOCK + "attention.o_proj"),
+        **block(_DINOV3_BLOCK, "norm1", "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", _SCALES),
+        **_qkv(_DINOV3_QKV),
         BLOCK + "attention/qkv/bias": Name((f"{_DINOV3_QKV[0]}.bias", f"{_DINOV3_QKV[2]}.bias"), codecs.QueryValue()),
-        BLOCK + "layer_scale_1/gamma": Name((_DINOV3_BLOCK + "layer_scale1.lambda1",)),
-        **norm(BLOCK + "norm_2", _DINOV3_BLOCK + "norm2"),
-        **dense(BLOCK + "mlp/dense_1", _DINOV3_BLOCK + "mlp.up_proj"),
-        **dense(BLOCK + "mlp/dense_2", _DINOV3_BLOCK + "mlp.down_proj"),
-        BLOCK + "layer_scale_2/gamma": Name((_DINOV3_BLOCK + "layer_scale2.lambda1",)),
         **norm("norm", "norm"),
     },
     model_types=("dinov3_vit",),
@@ -126,11 +110,8 @@ _POOLING_PARTS = [
 _TOWER = {
     **dense("patch_embedding", "embeddings.patch_embedding", codecs.TORCH_CONV),
     "position_embedding/embeddings": Name(("embeddings.position_embedding.weight",), codecs.Squeeze(without=1)),
-    **norm(BLOCK + "norm_1", _SIGLIP_BLOCK + "layer_norm1"),
-    **_attention([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"], _SIGLIP_BLOCK + "self_attn.out_proj"),
-    **norm(BLOCK + "norm_2", _SIGLIP_BLOCK + "layer_norm2"),
-    **dense(BLOCK + "mlp/dense_1", _SIGLIP_BLOCK + "mlp.fc1"),
-    **dense(BLOCK + "mlp/dense_2", _SIGLIP_BLOCK + "mlp.fc2"),
+    **block(_SIGLIP_BLOCK, "layer_norm1", "self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2"),
+    **_qkv([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"]),
     **norm("norm", "post_layernorm"),
 }
 # The keys of the text tower, of the loss, and of a list of numbers in files of older versions.

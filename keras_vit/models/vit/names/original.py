@@ -6,7 +6,7 @@ import re
 from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
 from keras_vit.models.vit.names.timm import DEIT, QUERY_VALUE_BIASES, SPLIT_QKV, TIMM
 from keras_vit.weights import codecs
-from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm
+from keras_vit.weights.source import BLOCK, Name, Source, block, gated, norm
 
 _BLOCK = "blocks.{block}."
 _QKV_BIAS = BLOCK + "attention/qkv/bias"
@@ -94,13 +94,9 @@ OPENAI_CLIP = Source(
         "class_token/tokens": Name(("visual.class_embedding",), codecs.Squeeze(without=2)),
         "position_embedding/embeddings": Name(("visual.positional_embedding",), codecs.Squeeze(without=1)),
         **norm("norm_before_blocks", "visual.ln_pre"),
-        **norm(BLOCK + "norm_1", _CLIP_BLOCK + "ln_1"),
+        **block(_CLIP_BLOCK, "ln_1", "attn.out_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
         BLOCK + "attention/qkv/kernel": Name((_CLIP_BLOCK + "attn.in_proj_weight",), codecs.Transposed()),
         _QKV_BIAS: Name((_CLIP_BLOCK + "attn.in_proj_bias",)),
-        **dense(BLOCK + "attention/out", _CLIP_BLOCK + "attn.out_proj"),
-        **norm(BLOCK + "norm_2", _CLIP_BLOCK + "ln_2"),
-        **dense(BLOCK + "mlp/dense_1", _CLIP_BLOCK + "mlp.c_fc"),
-        **dense(BLOCK + "mlp/dense_2", _CLIP_BLOCK + "mlp.c_proj"),
         **norm("norm", "visual.ln_post"),
         "projection/kernel": Name(("visual.proj",)),
     },

@@ -4,7 +4,7 @@ import dataclasses
 
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights import codecs
-from keras_vit.weights.source import BLOCK, Name, Source, dense, gated, norm, pooling, resnet
+from keras_vit.weights.source import BLOCK, Name, Source, block, dense, gated, norm, pooling, resnet
 
 _TRANSPOSED = codecs.Transposed()
 
@@ -43,18 +43,12 @@ TIMM = Source(
         "registers/tokens": Name(("reg_token",)),
         "position_embedding/embeddings": Name(("pos_embed",)),
         **norm("norm_before_blocks", "norm_pre"),
-        **norm(BLOCK + "norm_1", _BLOCK + "norm1"),
+        **block(_BLOCK, "norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2", ("ls1.gamma", "ls2.gamma")),
         **dense(BLOCK + "attention/qkv", _BLOCK + "attn.qkv"),
         **norm(BLOCK + "attention/query_norm", _BLOCK + "attn.q_norm"),
         **norm(BLOCK + "attention/key_norm", _BLOCK + "attn.k_norm"),
         **norm(BLOCK + "attention/norm", _BLOCK + "attn.norm"),
-        **dense(BLOCK + "attention/out", _BLOCK + "attn.proj"),
-        BLOCK + "layer_scale_1/gamma": Name((_BLOCK + "ls1.gamma",)),
-        **norm(BLOCK + "norm_2", _BLOCK + "norm2"),
-        **dense(BLOCK + "mlp/dense_1", _BLOCK + "mlp.fc1"),
         **norm(BLOCK + "mlp/norm", _BLOCK + "mlp.norm"),
-        **dense(BLOCK + "mlp/dense_2", _BLOCK + "mlp.fc2"),
-        BLOCK + "layer_scale_2/gamma": Name((_BLOCK + "ls2.gamma",)),
         **norm("norm", "norm"),
         **norm("fc_norm", "fc_norm"),
         **pooling("attn_pool.latent", _POOLING_PARTS, "attn_pool.proj", "attn_pool.norm", "attn_pool.mlp"),
