@@ -27,8 +27,7 @@ class MBConv(CompositeLayer):
         activation: Name or function of the activation after the norms.
         use_bias: Bool, whether the last convolution and the shortcut convolution have a bias.
         epsilon: Float, the epsilon of the norms.
-        drop_path_rate: Float in [0, 1), the probability of dropping the branch per image (stochastic depth).
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for the branch.
 
     Input shape: (batch, height, width, channels).
     Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).

@@ -35,9 +35,6 @@ class RelativeAttention(CompositeLayer):
         (batch, rows, columns, units), then the weights, (batch, num_heads, rows * columns, rows * columns), if
         requested.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Example:
 
     >>> RelativeAttention(12, 32, 384, grid_size=(14, 14))(np.zeros((1, 14, 14, 384))).shape

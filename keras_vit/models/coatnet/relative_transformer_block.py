@@ -27,8 +27,7 @@ class RelativeTransformerBlock(CompositeLayer):
         pool_type, padding, shortcut_bias, layer_scale_init, activation: As in `CoAtNetConfig`.
         norm: "layer" or "batch".
         epsilon: Float, the epsilon of the norms.
-        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for each residual branch.
 
     Input shape: (batch, height, width, channels).
     Output shape: (batch, ceil(height / strides), ceil(width / strides), units).

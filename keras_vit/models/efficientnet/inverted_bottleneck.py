@@ -33,17 +33,12 @@ class InvertedBottleneck(CompositeLayer):
         kernel_size: Int, odd, the side of the depthwise kernel in pixels.
         strides: Int, the reduction of height and width.
         expansion: Int, the inner width relative to the input width; 1 omits the first convolution.
-        padding: "same" (as in TensorFlow: an odd pixel goes to the bottom and right) or "symmetric" (`kernel_size // 2`
-            on each side, as in timm). They differ only if `strides` is above 1.
+        padding: As in `EfficientNetConfig`; it matters only if `strides` is above 1.
         epsilon: Float, the epsilon of the norms.
-        drop_path_rate: Float in [0, 1), the probability of dropping the branch of an image in training.
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for the branch.
 
     Input shape: (batch, height, width, channels), always channels last.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Example:
 

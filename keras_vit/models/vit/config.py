@@ -163,70 +163,56 @@ class ViTConfig(ModelConfig):
             self._set("key_bias", False)
         if not self.distillation_token:
             self._set("distillation_head", True)
-        self._check_head_dim()
-        standard = self.stages is not None or self.width_factor == 1
-        self._require(standard, "width_factor=1 without a ResNet", "width_factor")
-        standard = self.stages is not None or self.resnet_epsilons == "official"
-        self._require(standard, 'resnet_epsilons="official" without a ResNet', "resnet_epsilons")
-        known_size = "grid_size=None with images of a known size"
-        self._require(self.grid_size is None or self.any_size, known_size, "grid_size", "image_size")
+        for holds, expected, *names in self._rules():
+            if not holds:
+                received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+                raise ValueError(f"Expected {expected}. Received: {received}")
+        width, remainder = divmod(self.hidden_dim, self.num_heads)
+        # A width that the sizes imply is stored as None, so that copies with other sizes derive it again.
+        self._set("head_dim", width if remainder else None)
         # `grid` raises if the images are smaller than a patch.
         _ = self.grid
-        self._check_tokens()
         if not any(self.merged_per_block):
             self._set("token_merging", 0)
         if len(self.merged_per_block) != self.num_layers:
             expected = f"an integer, or one for each of the {self.num_layers} blocks"
             raise arguments.invalid("token_merging", expected, self.token_merging)
-        if self.has_positions_in_blocks and any(self.merged_per_block):
-            expected = "token_merging=0 with relative or rotary positions, which need all patches"
-            self._require(False, expected, "token_merging")
 
-    def _require(self, holds, expected, *names):
-        """Raises a ValueError with the values of the fields `names` if `holds` is False."""
-        if not holds:
-            received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-            raise ValueError(f"Expected {expected}. Received: {received}")
-
-    def _check_head_dim(self):
+    def _rules(self):
+        """Yields (True if a rule holds, the expected values, *names of the fields)."""
         width, remainder = divmod(self.hidden_dim, self.num_heads)
-        self._require(width, "at least as many channels as heads", "hidden_dim", "num_heads")
-        expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
+        yield width, "at least as many channels as heads", "hidden_dim", "num_heads"
         holds = self.head_dim == width or (self.head_dim is None and not remainder)
-        self._require(holds, expected, "hidden_dim", "num_heads", "head_dim")
-        # A width that the sizes imply is stored as None, so that copies with other sizes derive it again.
-        self._set("head_dim", width if remainder else None)
-
-        self._check_rotary()
-
-    def _check_rotary(self):
-        width = self.head_dim or self.hidden_dim // self.num_heads
-        holds = self.rotary_embedding is None or width % 4 == 0
+        expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
+        yield holds, expected, "hidden_dim", "num_heads", "head_dim"
         expected = "heads of a multiple of 4 channels with `rotary_embedding`"
-        self._require(holds, expected, "rotary_embedding", "hidden_dim", "num_heads")
-        expected = '`rotary_grid` only with rotary_embedding="eva02" or "axial"'
-        scales = self.rotary_grid is None or self.rotary_embedding in ("eva02", "axial")
-        self._require(scales, expected, "rotary_grid", "rotary_embedding")
-
-    def _check_tokens(self):
-        has_token = self.pooling not in ("token", "token_gap") or self.class_token
-        self._require(has_token, f"a class token with pooling={self.pooling!r}", "class_token")
-        pooled = self.pooling != "none" or self.projection_dim is None
-        self._require(pooled, 'no projection_dim with pooling="none"', "projection_dim")
-        without = self.representation_size is None and self.projection_dim is None and not self.norm_after_pooling
-        plain = self.pooling == "token" and without
+        yield not self.rotary_embedding or width % 4 == 0, expected, "rotary_embedding", "hidden_dim", "num_heads"
+        holds = self.rotary_grid is None or self.rotary_embedding in ("eva02", "axial")
+        yield holds, '`rotary_grid` only with rotary_embedding="eva02" or "axial"', "rotary_grid", "rotary_embedding"
+        is_hybrid = self.stages is not None
+        yield is_hybrid or self.width_factor == 1, "width_factor=1 without a ResNet", "width_factor"
+        official = is_hybrid or self.resnet_epsilons == "official"
+        yield official, 'resnet_epsilons="official" without a ResNet', "resnet_epsilons"
+        holds = self.grid_size is None or self.any_size
+        yield holds, "grid_size=None with images of a known size", "grid_size", "image_size"
+        holds = self.class_token or self.pooling not in ("token", "token_gap")
+        yield holds, f"a class token with pooling={self.pooling!r}", "class_token"
+        holds = self.projection_dim is None or self.pooling != "none"
+        yield holds, 'no projection_dim with pooling="none"', "projection_dim"
+        names = ("pooling", "representation_size", "projection_dim", "norm_after_pooling")
+        plain = tuple(getattr(self, name) for name in names) == ("token", None, None, False)
         expected = (
             'pooling="token", no representation_size, no projection_dim and norm_after_pooling=False with '
             "distillation_token=True and its head"
         )
-        names = ("pooling", "representation_size", "projection_dim", "norm_after_pooling")
-        self._require(plain or not self.has_distillation_head, expected, *names)
-        has_both = self.has_distillation_head and self.num_classes
+        yield plain or not self.has_distillation_head, expected, *names
         expected = "distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True"
-        names = ("distillation_token", "distillation_head", "num_classes")
-        self._require(has_both or not self.return_both_heads, expected, *names)
-        normed = not self.norm_after_pooling or self.pooling in ("token", "gap")
-        self._require(normed, 'pooling="token" or "gap" with norm_after_pooling=True', "pooling")
+        holds = not self.return_both_heads or (self.has_distillation_head and self.num_classes)
+        yield holds, expected, "distillation_token", "distillation_head", "num_classes"
+        holds = not self.norm_after_pooling or self.pooling in ("token", "gap")
+        yield holds, 'pooling="token" or "gap" with norm_after_pooling=True', "pooling"
+        expected = "token_merging=0 with relative or rotary positions, which need all patches"
+        yield not (self.has_positions_in_blocks and any(self.merged_per_block)), expected, "token_merging"
 
     @property
     def merged_per_block(self):

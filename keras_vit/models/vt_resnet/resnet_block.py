@@ -21,14 +21,10 @@ class ResNetBlock(Layer):
         strides: Int, the reduction of height and width.
         bottleneck: Bool. True: convolutions of 1 x 1, 3 x 3 (strided) and 1 x 1 pixels, the last one four times as
             wide. False: two convolutions of 3 x 3 pixels, the first one strided.
-        drop_path_rate: Float in [0, 1), the probability of dropping the residual branch per image.
-        seed: Int or None, the random seed of the stochastic depth.
+        drop_path_rate, seed: As in `DropPath`, for the residual branch.
 
     Input shape: (batch, height, width, channels), always channels last.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), width or 4 * width).
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Example:
 
