@@ -15,6 +15,8 @@ from keras_vit.models.vit.model import ViT
 from keras_vit.models.vt_resnet.model import VTResNet
 
 P = ParamSpec("P")
+# {name of a builder: (name of its family, variant)}.
+VARIANTS: dict[str, tuple[str, str]] = {}
 
 
 def row(
@@ -30,6 +32,7 @@ def row(
     named.__signature__ = signature.replace(
         parameters=[parameter for key, parameter in signature.parameters.items() if key != "variant"]
     )
+    VARIANTS[name] = family.name, variant
     named.__name__ = named.__qualname__ = name
     named.__module__ = __name__
     settings = "".join(f", {key}={value!r}" for key, value in defaults.items())

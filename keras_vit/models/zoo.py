@@ -3,22 +3,20 @@
 import contextlib
 import functools
 import os
-import re
 from pathlib import Path
 
 from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.files import describe_path
+from keras_vit.models.builders import VARIANTS
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.loading import fields_of_file, open_file
-from keras_vit.models.vit import variants as vit
+from keras_vit.models.vit.variants import decode_variant
 from keras_vit.weights import hub
 from keras_vit.weights.download import DownloadError, confirm, download
 from keras_vit.weights.published import ROWS, PublishedCheckpoint, folder_and_file
 
 FOLDER_VARIABLE = "KERAS_VIT_WEIGHTS"
-# Family, size and patch size in the name of a builder.
-_ARCHITECTURE = r"(ViT|DeiT|DINOv2|CLIP)([A-Za-z]+)(\d+)"
 
 
 def list_weights(architecture: str | None = None) -> list[PublishedCheckpoint]:
@@ -126,46 +124,32 @@ def _check(row, path):
     """Raises ValueError unless the file is a whole checkpoint of a PublishedCheckpoint's sizes."""
     family, file = identify(open_file(path), row.source)
     fields = fields_of_file(file, read_config(file))
-    named = "".join(filter(str.isalnum, family.config.name_from_fields(fields) or ""))
-    expected = re.sub(
-        rf"{_ARCHITECTURE}(?:Distilled)?$",
-        lambda found: f"ViT{_size_name(*found.groups())}{found[3]}",
-        row.architecture,
-    )
-    if (named, fields["num_classes"]) != (expected, row.num_classes):
+    if (family.config.variant_from_fields(fields), fields["num_classes"]) != (
+        VARIANTS[row.architecture][1],
+        row.num_classes,
+    ):
         what = family.config.describe(fields)
         raise ValueError(f"Expected the file of {row.name}. Received: {str(path)!r} with {what}.")
     for _ in file.read(file.shapes):
         pass
 
 
-def _size_name(family, size, _):
-    """Returns a name out of `SIZES`: "DINOv2G" for ("DINOv2", "G", "14"), "S" for ("DINOv2", "S", "14")."""
-    return family + size if family + size in vit.SIZES else size
-
-
 def _parameters(row):
-    """Returns the number of parameters of a ViT, without ResNet, registers and LayerScale; None for other models."""
-    found = re.search(_ARCHITECTURE, row.architecture)
-    if found is None:
+    """Returns the number of parameters of a ViT, without registers and LayerScale; None for other models."""
+    family, variant = VARIANTS[row.architecture]
+    if family != "vit" or "+" in variant:
         return None
-    width, num_layers, mlp_dim, _, gated = vit.SIZES[_size_name(*found.groups())]
+    (width, num_layers, mlp_dim, _, gated), patch, _ = decode_variant(variant)
     # The parameters of queries, keys, values and output, of the MLP, and of two norms.
     block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
-    patch = int(found[3])
     embedding = (3 * patch**2 + 1 + 1 + (row.resolution // patch) ** 2 + 1) * width
     return num_layers * block + embedding + 2 * width + (width + 1) * row.num_classes
-
-
-def _millions(row):
-    parameters = None if re.search(r"R\d*ViT", row.architecture) else _parameters(row)
-    return None if parameters is None else f"{parameters / 1e6:.0f}M"
 
 
 # The columns of `table`, by name.
 COLUMNS = {
     "name": lambda row: row.name,
-    "params": _millions,
+    "params": lambda row: f"{parameters / 1e6:.0f}M" if (parameters := _parameters(row)) else None,
     "resolution": lambda row: row.resolution,
     "classes": lambda row: row.num_classes,
     "top-1": lambda row: row.accuracy,
