@@ -9,20 +9,10 @@ from keras_vit.models.bit.checkpoint import stages_from_layers
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.checkpoint import official, original, timm, transformers
-from keras_vit.models.vit.names.huggingface import CLIP, DINOV2, DINOV3, HUGGINGFACE, SIGLIP
+from keras_vit.models.vit.names.huggingface import TRANSFORMERS
 from keras_vit.models.vit.names.keras import keras_source
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
-from keras_vit.models.vit.names.original import (
-    DINO,
-    DINOV2_ORIGINAL,
-    DINOV3_ORIGINAL,
-    EVA02,
-    IJEPA,
-    MAE,
-    OPEN_CLIP,
-    OPEN_CLIP_TIMM,
-    OPENAI_CLIP,
-)
+from keras_vit.models.vit.names.original import OPEN_CLIP_TIMM, ORIGINALS
 from keras_vit.models.vit.names.timm import DEIT, TIMM
 from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Positions
 from keras_vit.weights.record import begin, read_record
@@ -32,9 +22,8 @@ from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 READERS = {
     **dict.fromkeys((OFFICIAL, BIG_VISION), official.read_config),
     **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
-    **dict.fromkeys((HUGGINGFACE, DINOV2, DINOV3, CLIP, SIGLIP), transformers.read_config),
-    **dict.fromkeys((DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA), original.read_config),
-    **dict.fromkeys((EVA02, OPENAI_CLIP, OPEN_CLIP), original.read_config),
+    **dict.fromkeys(TRANSFORMERS, transformers.read_config),
+    **dict.fromkeys(ORIGINALS, original.read_config),
     keras_source("vit", "block_00"): official.read_keras,
 }
 _POSITIONS = "position_embedding/embeddings"

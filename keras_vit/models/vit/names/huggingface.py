@@ -149,3 +149,6 @@ CLIP = Source(
     ignored=_NOT_OF_THE_TOWER,
     prefixes=("vision_model.",),
 )
+
+# CLIP's mark distinguishes its files from SigLIP's.
+TRANSFORMERS = (HUGGINGFACE, DINOV2, DINOV3, CLIP, SIGLIP)

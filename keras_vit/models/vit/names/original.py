@@ -121,6 +121,9 @@ OPEN_CLIP_TIMM = dataclasses.replace(
     prefixes=("visual.trunk.",),
 )
 
+# These sources share a `read_config`.
+ORIGINALS = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA, EVA02, OPENAI_CLIP, OPEN_CLIP)
+
 # {key pattern: source}. The first source that matches the file's keys, and whose pattern occurs, is taken.
 _BY_KEYS = {
     r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
