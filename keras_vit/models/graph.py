@@ -43,7 +43,8 @@ def reading_leading_tokens(model):
     model = keras.Model(model.input, model.output)
     blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
     poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]
-    if not blocks or not poolings or not _acts_on_each_token(blocks[-1]):
+    # Otherwise all tokens must be computed: for a sum of losses, or for an MLP that mixes tokens.
+    if not blocks or not poolings or type(blocks[-1].mlp) is not MLP or blocks[-1].activity_regularizer is not None:
         return None
     last, num_tokens, leading, others = blocks[-1], 1 + max(layer.index for layer in poolings), [], []
 
@@ -62,11 +63,6 @@ def reading_leading_tokens(model):
     clone = keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=call)
     is_read = bool(others) or any(x is y for x in clone.outputs for y in leading)
     return None if is_read or not leading else clone
-
-
-def _acts_on_each_token(block):
-    """Returns True if only the attention of a block mixes tokens, and no loss depends on all of its outputs."""
-    return type(block.mlp) is MLP and block.activity_regularizer is None
 
 
 def replay(model, inputs, call):

@@ -109,13 +109,6 @@ def _divisor(name, value, width):
     return value
 
 
-def unread(config, read, harmless):
-    """Returns the nonempty entries of a config whose keys are not in `read` and do not match `harmless`."""
-    return {
-        key: value for key, value in config.items() if value and key not in read and not re.fullmatch(harmless, key)
-    }
-
-
 def preprocessing_from_cfg(config):
     """Returns the constants from timm's pretrained_cfg; missing constants are timm's defaults."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
@@ -150,43 +143,38 @@ def config_json(name, args, config, facts, source, arrays):
         source: The `Source` of the names of weights.
         arrays: Dict of the arrays by these names, from the first layer on.
     """
+    preprocessing = Preprocessing(**facts["preprocessing"])
+    mean, std = unit_constants(preprocessing, config.in_channels)
+    interpolation, names = preprocessing.interpolation, config.class_names
+    if interpolation == "lanczos5":
+        raise ValueError(
+            "A timm folder has no word for the interpolation 'lanczos5'. Use another one, or a state dict."
+        )
     usual = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     first, head = (key.removesuffix(".weight") for key in (next(iter(arrays)), *source.find("head/kernel").keys))
-    ends = first, [head, "head_dist"] if getattr(config, "distillation_token", False) else head
     return {
         "architecture": name,
         "num_classes": config.num_classes,
         "num_features": arrays[f"{head}.weight"].shape[1] if config.num_classes else None,
         "global_pool": {"gap": "avg"}.get(pooling := getattr(config, "pooling", "gap"), pooling),
-        "pretrained_cfg": _pretrained_cfg(config, facts, args.get("img_size", usual), ends),
+        "pretrained_cfg": {
+            "input_size": [config.in_channels, *args.get("img_size", usual)],
+            "fixed_input_size": None not in config.image_size and config.family == "vit",
+            "interpolation": {v: k for k, v in _FILTERS.items()}.get(interpolation, interpolation),
+            "crop_pct": preprocessing.crop_fraction,
+            "crop_mode": {v: k for k, v in _MODES.items()}[preprocessing.resize_mode],
+            "mean": mean,
+            "std": std,
+            "num_classes": config.num_classes,
+            "pool_size": None,
+            "first_conv": first,
+            "classifier": [head, "head_dist"] if getattr(config, "distillation_token", False) else head,
+            **({} if names is None else {"label_names": list(names)}),
+        },
         "model_args": args | ({} if config.in_channels == 3 else {"in_chans": config.in_channels}),
         # timm has no key for the task, and ignores transformers' key.
         **({} if config.task == "single_label" else {"problem_type": {v: k for k, v in TASKS.items()}[config.task]}),
     }
-
-
-def _pretrained_cfg(config, facts, image_size, ends):
-    preprocessing = Preprocessing(**facts["preprocessing"])
-    mean, std = unit_constants(preprocessing, config.in_channels)
-    interpolation = preprocessing.interpolation
-    if interpolation == "lanczos5":
-        raise ValueError(
-            "A timm folder has no word for the interpolation 'lanczos5'. Use another one, or a state dict."
-        )
-    found = {
-        "input_size": [config.in_channels, *image_size],
-        "fixed_input_size": None not in config.image_size and config.family == "vit",
-        "interpolation": {v: k for k, v in _FILTERS.items()}.get(interpolation, interpolation),
-        "crop_pct": preprocessing.crop_fraction,
-        "crop_mode": {v: k for k, v in _MODES.items()}[preprocessing.resize_mode],
-        "mean": mean,
-        "std": std,
-        "num_classes": config.num_classes,
-        "pool_size": None,
-        "first_conv": ends[0],
-        "classifier": ends[1],
-    }
-    return found if config.class_names is None else {**found, "label_names": list(config.class_names)}
 
 
 def unit_constants(preprocessing, channels):

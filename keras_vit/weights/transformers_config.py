@@ -103,8 +103,8 @@ _HARMLESS_IN_CONFIG = (
 def read_folder(file, found, read):
     """Adds preprocessing, class names, task and image size; raises if config.json has an unknown key, not in `read`."""
     config, preprocessor = file.config, file.facts.get("preprocessor")
-    unread = timm_config.unread(config, read, _HARMLESS_IN_CONFIG)
-    if unread:
+    keys = [key for key in config if key not in read and not re.fullmatch(_HARMLESS_IN_CONFIG, key)]
+    if unread := {key: config[key] for key in keys if config[key]}:
         raise ValueError(
             f"Cannot load {file.path!r}: its config.json has keys that this package does not know: "
             f"{', '.join(f'{key}={value!r}' for key, value in unread.items())}. Remove those that do not change the "

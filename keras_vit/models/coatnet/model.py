@@ -79,10 +79,24 @@ def CoAtNet(
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
     """Adds the layers of a `CoAtNetConfig` to a functional graph; returns the outputs."""
-    x = _stem(images, config)
+    first, second = config.stem_widths
+    x = images
+    if config.padding == "symmetric":
+        x = keras.layers.ZeroPadding2D(1, data_format="channels_last", name="stem_padding")(x)
+    x = conv(keras.layers.Conv2D, 3, 2, config.padding, filters=first, name="stem_conv")(x)
+    x = norm_layer("batch", config.batch_norm_epsilon, "stem_norm")(x)
+    x = keras.layers.Activation(activations.get(config.conv_activation), name="stem_activation")(x)
+    x = conv(keras.layers.Conv2D, 3, 1, config.padding, filters=second, name="stem_conv_2")(x)
     for i, block in enumerate(config.blocks):
         x = _layer(config, block, drop_path_rate * i / max(len(config.blocks) - 1, 1))(x)
-    return _head(x, config, dropout_rate, head_init)
+    norm = norm_layer(config.transformer_norm, config.layer_norm_epsilon, "norm")
+    pooling = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")
+    for layer in (pooling, norm) if config.norm_after_pooling else (norm, pooling):
+        x = layer(x)
+    x = pre_logits(x, config)
+    if dropout_rate:
+        x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
+    return dense_head(x, config, head_init)
 
 
 COATNET = Family(
@@ -98,20 +112,6 @@ COATNET = Family(
     formats={"timm": TIMM_COATNET},
     timm=checkpoint.timm_architecture,
 )
-
-
-def _stem(x, config):
-    first, second = config.stem_widths
-    if config.padding == "symmetric":
-        x = keras.layers.ZeroPadding2D(1, data_format="channels_last", name="stem_padding")(x)
-    x = _stem_conv(first, 2, config.padding, "stem_conv")(x)
-    x = norm_layer("batch", config.batch_norm_epsilon, "stem_norm")(x)
-    x = keras.layers.Activation(activations.get(config.conv_activation), name="stem_activation")(x)
-    return _stem_conv(second, 1, config.padding, "stem_conv_2")(x)
-
-
-def _stem_conv(filters, strides, padding, name):
-    return conv(keras.layers.Conv2D, 3, strides, padding, filters=filters, name=name)
 
 
 def _layer(config, block, drop_path_rate):
@@ -141,15 +141,3 @@ def _layer(config, block, drop_path_rate):
         **{name: getattr(config, name) for name in _TRANSFORMER_FIELDS},
         **options,
     )
-
-
-def _head(x, config, dropout_rate, head_init):
-    """Adds the norm, the pooling and the head; returns logits, or features if `num_classes` is 0."""
-    norm = norm_layer(config.transformer_norm, config.layer_norm_epsilon, "norm")
-    pooling = keras.layers.GlobalAveragePooling2D(data_format="channels_last", dtype="float32", name="pooling")
-    for layer in (pooling, norm) if config.norm_after_pooling else (norm, pooling):
-        x = layer(x)
-    x = pre_logits(x, config)
-    if dropout_rate:
-        x = keras.layers.Dropout(dropout_rate, name="dropout")(x)
-    return dense_head(x, config, head_init)

@@ -75,7 +75,10 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.2, drop_path_ra
     x = conv(keras.layers.Conv2D, 3, 2, config.padding, filters=config.widths[0], name="stem_conv")(x)
     x = batch_norm("stem_norm", config.batch_norm_epsilon)(x)
     x = keras.layers.Activation("silu", name="stem_activation")(x)
-    x = _blocks(x, config, drop_path_rate)
+    for i, (name, stage, width, strides) in enumerate(config.blocks()):
+        options = {"drop_path_rate": drop_path_rate * i / sum(config.repeats), "name": name}
+        sizes = width, stage.kernel_size, strides, stage.expansion
+        x = InvertedBottleneck(*sizes, config.padding, config.batch_norm_epsilon, **options)(x)
     x = conv(keras.layers.Conv2D, 1, 1, "same", filters=config.widths[-1], name="top_conv")(x)
     x = batch_norm("top_norm", config.batch_norm_epsilon)(x)
     x = keras.layers.Activation("silu", name="top_activation")(x)
@@ -101,19 +104,3 @@ EFFICIENTNET = Family(
     formats={"timm": names.TIMM_EFFICIENTNET},
     timm=checkpoint.timm_architecture,
 )
-
-
-def _blocks(x, config, drop_path_rate):
-    count = sum(config.repeats)
-    for i, (name, stage, width, strides) in enumerate(config.blocks()):
-        x = InvertedBottleneck(
-            width,
-            stage.kernel_size,
-            strides,
-            stage.expansion,
-            config.padding,
-            config.batch_norm_epsilon,
-            drop_path_rate=drop_path_rate * i / count,
-            name=name,
-        )(x)
-    return x
