@@ -96,13 +96,6 @@ class Source:
                     path, model_name, f"{part}, which this package does not have. Received: the key {key!r}"
                 )
 
-    def refuse_settings(self, path, config, model_name=None):
-        """Raises if the config of a folder has other values than `config`."""
-        for setting, value in self.config.items():
-            if config.get(setting, value) != value:
-                what = f"{setting}={config[setting]!r}, which is not supported. Expected: {value!r}"
-                raise self.refusal(path, model_name, what)
-
     def refusal(self, path, model_name, what):
         """Returns the error for a model with a property that this package does not have."""
         name = f" ({model_name})" if model_name else ""

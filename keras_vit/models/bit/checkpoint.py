@@ -17,7 +17,11 @@ _TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 def read_config(file, grid_size=None):
     """Returns the `Found` of a `CanonicalFile`; ignores `grid_size`, since a BiT has no grid."""
     found, source = begin(file, "root_conv/kernel"), file.source
-    source.refuse_settings(file.path, {**file.config, **timm_config.model_args(file)}, file.model_name)
+    stated = {**file.config, **timm_config.model_args(file)}
+    for setting, value in source.config.items():
+        if stated.get(setting, value) != value:
+            what = f"{setting}={stated[setting]!r}, which is not supported. Expected: {value!r}"
+            raise source.refusal(file.path, file.model_name, what)
     root_width = file.size("root_conv/kernel", 4, 3)
     if root_width is None:
         found.leave("the shapes of the arrays do not show it", "stages", "width_factor")

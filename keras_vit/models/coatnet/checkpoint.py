@@ -18,8 +18,8 @@ from keras_vit.weights.found import KNOWN, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.timm_config import translated
 
-# The key suffixes of position tables, in this package and in timm.
-TABLE, _TABLES = "/attention/position_table", ".attn.rel_pos.relative_position_bias_table"
+# The suffix of the paths of position tables.
+TABLE = "/attention/position_table"
 NAMES = [name for name in VARIANTS if name not in "012345"]
 # The suffixes of timm's names; the default is "_224".
 SUFFIXES = {"test_coatnet": ""}
@@ -195,17 +195,12 @@ def timm_variant(fields):
     """Returns the name of the timm CoAtNet with these fields, or None."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
-        if all(_same(getattr(config, field), value, field, config) for field, value in fields.items()):
+        # The arrays show the depths that None stands for, but not the initial value of LayerScale.
+        usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
+        shown = {"conv_depths": config.conv_depths or usual, "layer_scale_init": config.layer_scale_init and 1.0}
+        if all({**vars(config), **shown}[field] == value for field, value in fields.items()):
             return name
     return None
-
-
-def _same(here, there, field, config):
-    if field == "layer_scale_init":
-        return (here is None) == (there is None)
-    if field == "conv_depths" and here is None:
-        here = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
-    return here == there
 
 
 def _architecture(config):
@@ -230,7 +225,7 @@ def read_config(file, grid_size=None):
 
 def table_grids(config, weights):
     """Returns {weight: (rows, columns)} for the tables of relative positions among the weights of a config's model."""
-    return {weight: config.grid(int(weight.split("_")[1])) for weight in weights if weight.endswith(TABLE)}
+    return {weight: config.grid(_stage(weight)) for weight in weights if weight.endswith(TABLE)}
 
 
 def _read_architecture(file, found):
@@ -255,24 +250,22 @@ def _read_arrays(file, found):
         found.put(
             f"{KNOWN} {name}", **{field: value for field, value in fields.items() if field not in shown}, name=name
         )
-    sides = {_side_of_images(key, shape) for key, shape in file.shapes.items() if key.endswith(_TABLES)}
-    if len(sides) == 1 and None not in sides:
+    tables = {weight: shape for weight, shape in file.weights.items() if weight.endswith(TABLE) and len(shape) == 2}
+    sides = {(_side(shape[0]) or 0) * 2 ** (_stage(weight) + 1) for weight, shape in tables.items()}
+    if len(sides) == 1 and 0 not in sides:
         found.put(STATED, image_size=(*sides, *sides))
 
 
-def _side_of_images(key, shape):
-    """Returns the side of the square images that a table with this key and shape is for, or None."""
-    side = _side(shape[0]) if len(shape) == 2 else None
-    return side and side * 2 ** (int(key.split(".")[1]) + 2)
+def _stage(weight):
+    return int(weight.split("_")[1])
 
 
 def _grid_of_table(file, found, weight):
     """Returns (rows, columns) of the feature map that a checkpoint's table is for, or None."""
-    stage = int(weight.split("_")[1])
     count = file.weights[weight][0]
     size = found.get("table_image_size") or found.get("image_size")
     if size is not None and None not in arguments.image_size(size):
-        rows, columns = table_grid(arguments.pair("image_size", size), stage)
+        rows, columns = table_grid(arguments.pair("image_size", size), _stage(weight))
         if (2 * rows - 1) * (2 * columns - 1) == count:
             return rows, columns
     side = _side(count)
