@@ -141,3 +141,12 @@ def put_preprocessing(found, source, known=True):
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:
         found.put(f"{DEFAULT} {source.name}", preprocessing=Preprocessing(**source.preprocessing))
+
+
+def put_settings(found, source, *names, reason=None):
+    """Sets settings of a source's models; leaves a setting that is None unknown, since its files do not contain it."""
+    for name in names:
+        if getattr(source, name) is None:
+            found.leave(reason or f"{source.name} files do not contain it", name)
+        else:
+            found.put(f"{DEFAULT} {source.name}", **{name: getattr(source, name)})

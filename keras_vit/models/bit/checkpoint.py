@@ -5,11 +5,13 @@ import re
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.names import HUGGINGFACE_BIT
 from keras_vit.weights import timm_config, transformers_config
-from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
+from keras_vit.weights.found import STATED, put_preprocessing, put_settings
 from keras_vit.weights.record import begin, read_record
 
 # The keys of transformers' config.json whose values follow from the arrays.
 _READ = ("embedding_size", "hidden_sizes", "depths")
+# The reason for unknown settings of a ResNet.
+DIFFERENT_CODE = "it differs between the code bases that read such files"
 # The depths and width factors of timm's BiTs.
 _TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
@@ -35,11 +37,7 @@ def read_config(file, grid_size=None):
         timm_config.read_folder(file, found)
     elif file.container == "huggingface":
         transformers_config.read_folder(file, found, {*_READ, *source.config})
-    for name in ("resnet_epsilons", "pool_padding"):
-        if getattr(source, name) is None:
-            found.leave("it differs between the code bases that read such files", name)
-        else:
-            found.put(f"{DEFAULT} {source.name}", **{name: getattr(source, name)})
+    put_settings(found, source, "resnet_epsilons", "pool_padding", reason=DIFFERENT_CODE)
     return found
 
 

@@ -5,7 +5,7 @@ import numbers
 import re
 
 from keras_vit import arguments
-from keras_vit.models.bit.checkpoint import stages_from_layers
+from keras_vit.models.bit.checkpoint import DIFFERENT_CODE, stages_from_layers
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.models.vit import variants as vit
 from keras_vit.models.vit.checkpoint import official, original, timm, transformers
@@ -14,7 +14,7 @@ from keras_vit.models.vit.names.keras import keras_source
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
 from keras_vit.models.vit.names.original import OPEN_CLIP_TIMM, ORIGINALS
 from keras_vit.models.vit.names.timm import DEIT, TIMM
-from keras_vit.weights.found import DEFAULT, KNOWN, STATED, Positions
+from keras_vit.weights.found import KNOWN, STATED, Positions, put_settings
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
@@ -122,10 +122,7 @@ def _read_what_sizes_show(file, found):
         else:
             found.put(f"{KNOWN} models of these sizes", certain=False, num_heads=published)
     if "root_conv/kernel" in file.weights:
-        if file.source.resnet_epsilons is None:
-            found.leave("it differs between the code bases that read such files", "resnet_epsilons")
-        else:
-            found.put(f"{DEFAULT} {file.source.name}", resnet_epsilons=file.source.resnet_epsilons)
+        put_settings(found, file.source, "resnet_epsilons", reason=DIFFERENT_CODE)
 
 
 def _read_positions(file, found, grid_size):

@@ -7,7 +7,7 @@ import numpy as np
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.vit.checkpoint.official import pooling_from_arrays, put_fixed_positions
-from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
+from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing, put_settings
 
 # bfloat16 has 8 significant bits.
 _BFLOAT16 = 2.0**-8
@@ -17,16 +17,14 @@ _EVA02_GRID = (16, 16)
 
 def read_config(file, found):
     """Adds the fields of a state dict."""
-    source, gated = file.source, found.get("gated_mlp")
+    source = file.source
     origin = f"{DEFAULT} {source.name}"
     _read_preprocessing(file, found)
     _read_pooling(file, found)
-    activation = (source.gated_activation if gated else None) or source.activation
-    if activation is None:
-        found.leave(f"{source.name} files do not contain it", "activation")
-    else:
-        found.put(origin, activation=activation)
-    found.put(origin, layer_norm_epsilon=source.layer_norm_epsilon, rotary_embedding=None, rotary_grid=None)
+    put_settings(found, source, "activation", "layer_norm_epsilon")
+    if found.get("gated_mlp") and source.gated_activation:
+        found.put(origin, activation=source.gated_activation)
+    found.put(origin, rotary_embedding=None, rotary_grid=None)
     if source.name == "dinov3_original":
         _check_periods(file)
         found.put(origin, rotary_embedding="dinov3")
