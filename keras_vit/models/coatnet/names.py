@@ -78,9 +78,6 @@ TIMM_COATNET = Source(
         (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", "ConvNeXt blocks"),
         (r"stem\.conv\d\.bias$", "convolutions of the stem with a bias"),
     ),
-    spellings={
-        "se_before_norm": _se("se_early"),
-        "norm_after_pooling": norm("norm", "head.norm"),
-    },
+    spellings={"se_before_norm": _se("se_early"), "norm_after_pooling": norm("norm", "head.norm")},
     family="coatnet",
 )

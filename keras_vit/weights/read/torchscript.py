@@ -46,10 +46,7 @@ class _Unpickler(pickle.Unpickler):
             return _Module
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
-        known = {
-            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-            ("collections", "OrderedDict"): _empty_dict,
-        }
+        known = {("torch._utils", "_rebuild_tensor_v2"): _tensor, ("collections", "OrderedDict"): _empty_dict}
         known |= {("torch.jit._pickle", each): _same for each in _LISTS}
         if (module, name) not in known:
             raise pickle.UnpicklingError(f"it holds {module}.{name}, which is neither a tensor nor a module")

@@ -73,10 +73,7 @@ EVA02 = dataclasses.replace(
     preprocessing=CLIP_PREPROCESSING,
     aliases=_GATED,
     ignored=r"(module\.)?(mask_token$|lm_head\.|(.*\.)?rope\.freqs_(cos|sin)$)",
-    spellings={
-        "gated_mlp": _W1_W2,
-        "split": SPLIT_QKV,
-    },
+    spellings={"gated_mlp": _W1_W2, "split": SPLIT_QKV},
     gated_activation="silu",
 )
 
