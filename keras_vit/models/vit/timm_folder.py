@@ -5,12 +5,12 @@ import re
 
 from keras_vit.models.vit.names import timm as names
 from keras_vit.models.vit.timm_models import ACTIVATIONS, MODELS
+from keras_vit.models.vit.variants import SIZES, WORDS
 
 # (hidden_dim, num_layers, mlp_dim) by timm's words for sizes.
 _SIZES = {
-    **{"tiny": (192, 12, 768), "small": (384, 12, 1536), "medium": (512, 12, 2048), "base": (768, 12, 3072)},
-    **{"large": (1024, 24, 4096), "huge": (1280, 32, 5120), "so400m": (1152, 27, 4304), "giant": (1536, 40, 4096)},
-    "vit": (64, 6, 192),
+    **{word: SIZES[name][:3] for word, name in {**WORDS, "so400m": "SO400M", "giant": "DINOv2G"}.items()},
+    **{"medium": (512, 12, 2048), "vit": (64, 6, 192)},
 }
 # The values that most published models share. `layer_scale` is True if the model has LayerScale.
 USUAL = {

@@ -65,7 +65,7 @@ STEMS = {
 }
 
 # The names of sizes in other packages, for an error message.
-_WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
+WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 
 def decode_variant(variant):
@@ -89,7 +89,7 @@ def _meant(variant):
     if not isinstance(variant, str):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
-    plain = re.sub("|".join(_WORDS), lambda word: _WORDS[word[0]], plain)
+    plain = re.sub("|".join(WORDS), lambda word: WORDS[word[0]], plain)
     known = [f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
     known += [f"{name}+{size}/{number}" for name, number in STEMS for size in SIZES]
     return arguments.nearest(plain, known)

@@ -76,18 +76,6 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
     x = keras.layers.Activation("relu", name="root_relu")(x)
     x = SymmetricMaxPooling2D(3, 2, name="root_pool")(x)
-    x = _blocks(x, config, drop_path_rate)
-    x = keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype="float32", name="pooling")(x)
-    if dropout_rate:
-        x = keras.layers.Dropout(dropout_rate, dtype="float32", name="dropout")(x)
-    return dense_head(x, config, head_init)
-
-
-VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", above=("pooling", "dropout"))
-
-
-def _blocks(x, config, drop_path_rate):
-    """Adds the residual units and VT modules to a functional graph; returns the last module's tokens."""
     names = iter(config.block_names)
     last = max(len(config.block_names) - 1, 1)
     rates = (drop_path_rate * i / last for i in range(last + 1))
@@ -101,4 +89,10 @@ def _blocks(x, config, drop_path_rate):
         options = {"recurrent": i > 1, "project": i < config.num_modules, "drop_path_rate": next(rates)}
         y = VTModule(*sizes, name=name, **options)(x, *(() if tokens is None else (tokens,)))
         x, tokens = y if options["project"] else (None, y)
-    return tokens
+    x = keras.layers.GlobalAveragePooling1D(data_format="channels_last", dtype="float32", name="pooling")(tokens)
+    if dropout_rate:
+        x = keras.layers.Dropout(dropout_rate, dtype="float32", name="dropout")(x)
+    return dense_head(x, config, head_init)
+
+
+VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", above=("pooling", "dropout"))
