@@ -9,7 +9,6 @@ from keras_vit.weights.read.h5 import H5File
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
-from keras_vit.weights.read.tensorflow import TensorFlowCheckpoint, index_in, is_index
 
 # The magic number of torch's older format.
 _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
@@ -18,8 +17,7 @@ _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 def open_checkpoint(path):
     """Opens a checkpoint of any supported format as a WeightsFile; checks its hash if one is known."""
     if os.path.isdir(path):
-        index = None if os.path.exists(os.path.join(path, "config.json")) else index_in(path)
-        return HuggingFaceFolder(path) if index is None else TensorFlowCheckpoint(index)
+        return HuggingFaceFolder(path)
     path = checked(path)
     with open(path, "rb") as file:
         head = file.read(32)
@@ -38,13 +36,10 @@ def _reader(path, head):
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):
         return ShardedFile
-    if is_index(path):
-        return TensorFlowCheckpoint
     what = "; a Python pickle could run code and is never read" if head.startswith(b"\x80") else ""
     raise refuse(
         path,
-        "it is not an .npz archive, nor a .safetensors, .pth or .h5 file, nor a checkpoint of TensorFlow: its first "
-        f"bytes are {head[:8]!r}{what}",
+        f"it is not an .npz archive, nor a .safetensors, .pth or .h5 file: its first bytes are {head[:8]!r}{what}",
     )
 
 
