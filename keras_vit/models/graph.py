@@ -43,7 +43,7 @@ def reading_leading_tokens(model):
     model = keras.Model(model.input, model.output)
     blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
     poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]
-    # Otherwise all tokens must be computed: for a sum of losses, or for an MLP that mixes tokens.
+    # A loss of the outputs, or an MLP that mixes tokens, needs all tokens.
     if not blocks or not poolings or type(blocks[-1].mlp) is not MLP or blocks[-1].activity_regularizer is not None:
         return None
     last, num_tokens, leading, others = blocks[-1], 1 + max(layer.index for layer in poolings), [], []
