@@ -49,14 +49,16 @@ def load_weights(
         model: A model of any family of this package except VT-ResNet.
         path: Path of the file. It may be an .npz of the official code, big_vision or BiT, or a state dict of timm or
             DeiT as .safetensors or .pth (no code in it is run). It may be a folder of timm or Hugging Face, Keras'
-            .weights.h5, or weights of EfficientNets of keras.applications (.h5). A .keras file, or the folder of a
-            training run, contains a model of this package. A name of a hub is downloaded once:
+            .weights.h5, or weights of EfficientNets of keras.applications (.h5). A checkpoint of TensorFlow 1 is given
+            by its folder or its .index, and needs TensorFlow. A .keras file, or the folder of a training run, contains
+            a model of this package. A name of a hub is downloaded once:
             `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
             `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
             "huggingface" (its ViT and DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging
             Face's), "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip",
-            "open_clip_timm", "keras_applications" or "keras". None: recognised by the file's keys.
+            "open_clip_timm", "efficientnet" (the official checkpoints), "keras_applications" or "keras". None:
+            recognised by the file's keys.
         skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
             layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",

@@ -38,8 +38,8 @@ MODELS = {
 }
 
 
-# Sources of EfficientNet, and of BiT with the prefix of their keys.
-EFFICIENTNET = ("timm_efficientnet", "keras_applications")
+# Sources of EfficientNet and BiT, with the prefix of their keys.
+EFFICIENTNET = {"timm_efficientnet": "", "efficientnet": "efficientnet-b0/", "keras_applications": ""}
 BIT = {"bit": "resnet/", "timm_bit": "", "huggingface_bit": "bit."}
 STAGES = "patch_embed.backbone.stages"
 SOURCES = [*MODELS, *BIT, *EFFICIENTNET]
@@ -82,7 +82,7 @@ def test_each_row_has_a_weight(name):
 @pytest.mark.parametrize("name", SOURCES)
 def test_source_is_recognised_by_its_keys(name):
     source = names.sources()[name]
-    prefix = {"big_vision": "params/", **BIT}.get(name, "")
+    prefix = {"big_vision": "params/", **BIT, **EFFICIENTNET}.get(name, "")
     for found in weights(name):
         keys = {prefix + key for weight in found for key in source.find(weight).keys}
         if name == "keras_applications":
@@ -132,3 +132,19 @@ def test_deit_is_recognised_by_wrapper():
     keys = {"patch_embed.proj.weight", "head.weight"}
     assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.sources()["deit"]
     assert names.recognise(keys, "pth", {"wrapper": None}) is names.sources()["timm"]
+
+
+def test_official_efficientnet_blocks_are_found_by_shape():
+    def block(number, kernel, width, expands):
+        start = f"efficientnet-b1/blocks_{number}/"
+        project = f"{start}conv2d_1/kernel" if expands else f"{start}conv2d/kernel"
+        arrays = {f"{start}depthwise_conv2d/depthwise_kernel": (kernel, kernel, 6, 1), project: (1, 1, 6, width)}
+        return arrays | ({f"{start}conv2d/kernel": (1, 1, 1, 6)} if expands else {})
+
+    # With 10 or more blocks, the names are not in numerical order. The first two blocks have no expansion.
+    kinds = [(3, 8, False), (3, 8, False), (3, 8, True), *[(5, 8, True)] * 8, (5, 16, True)]
+    shapes = {key: Entry(shape, None) for i, kind in enumerate(kinds) for key, shape in block(i, *kind).items()}
+    canonical, ignored = names.sources()["efficientnet"].canonical_keys(dict(sorted(shapes.items())))
+    kernels = {key.split("/")[1]: name.split("/")[0] for name, key in canonical.items() if "depthwise" in name}
+    places = ["0_0", "0_1", "1_0", *[f"2_{i}" for i in range(8)], "3_0"]
+    assert kernels == {f"blocks_{i}": f"blocks_{place}" for i, place in enumerate(places)} and not ignored

@@ -18,6 +18,10 @@ _ADVPROP = {"mean": 0.5, "std": 0.5}
 _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
 # timm arguments that only affect training, or whose values follow from the arrays or the config.
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
+# The folder names of the official Noisy Student checkpoints. Other folder names do not determine the preprocessing.
+_NOISY_STUDENT = r"noisy_student_efficientnet-(?:b[0-7]|l2)(?:_(?P<side>\d{3}))?"
+
+
 _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 
@@ -40,8 +44,8 @@ def read_config(file, grid_size=None):
         found.put(f"{KNOWN} {file.model_name}", **_settings_from_architecture(file))
         return found
     _read_preprocessing(file, found)
-    published, official = _file_name(file), file.source.name == "keras_applications"
-    if published is not None and published["official"]:
+    published, official = _file_name(file), file.source.name in ("efficientnet", "keras_applications")
+    if _noisy_student(file) is not None or (published is not None and published["official"]):
         found.put(f"{KNOWN} files of this name", image_size=(_image_size(file),) * 2)
     if official or published is not None:
         settings = OFFICIAL if official or published["official"] else OF_TIMM
@@ -77,6 +81,8 @@ def _read_preprocessing(file, found):
     size, source = _image_size(file), file.source.name
     if source == "keras_applications" and (constants := _normalization(file)) is not None:
         found.put(STATED, preprocessing=official_preprocessing(size, **constants))
+    elif source == "efficientnet" and _noisy_student(file) is not None:
+        found.put(f"{KNOWN} files of this name", preprocessing=official_preprocessing(size))
     elif source == "timm_efficientnet" and (published := _file_name(file)) is not None:
         constants = {"antialias": True, **(_ADVPROP if published["recipe"] == "_ap" else {})}
         if not published["official"]:
@@ -102,7 +108,7 @@ def _normalization(file):
 
 def _image_size(file):
     """Returns the image size in the name of a published file, or else the image size of the variant of these sizes."""
-    found = _file_name(file)
+    found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
     name = efficientnet_name(*_sizes(file))
@@ -112,6 +118,11 @@ def _image_size(file):
 def _file_name(file):
     """Returns the match of the name of a .pth file that timm publishes, which ends in digits of its hash, or None."""
     return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(file.path))
+
+
+def _noisy_student(file):
+    folder = file.path if os.path.isdir(file.path) else os.path.dirname(os.path.abspath(file.path))
+    return re.fullmatch(_NOISY_STUDENT, os.path.basename(os.path.abspath(folder)))
 
 
 def _sizes(file):

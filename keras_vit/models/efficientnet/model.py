@@ -95,7 +95,7 @@ EFFICIENTNET = Family(
     above=("top_conv", "top_norm", "top_activation", "pooling"),
     sources=dict.fromkeys(
         (
-            *(names.TIMM_EFFICIENTNET, names.KERAS_APPLICATIONS),
+            *(names.TIMM_EFFICIENTNET, names.EFFICIENTNET, names.KERAS_APPLICATIONS),
             keras_source("efficientnet", "stage_1_block_01"),
         ),
         checkpoint.read_config,

@@ -1,5 +1,8 @@
-"""The names of weights of EfficientNets in timm and keras.applications."""
+"""The names of weights of EfficientNets in timm, the official TensorFlow code and keras.applications."""
 
+import itertools
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from keras_vit.weights import codecs
@@ -72,6 +75,53 @@ TIMM_EFFICIENTNET = Source(
         "blocks.{stage0}.{unit0}. conv_dw bn2 conv_pwl bn3 se.conv_reduce se.conv_expand conv_pw bn1",
     ),
     ignored=r".*\.num_batches_tracked$",
+    family="efficientnet",
+)
+
+
+class _Official(Source):
+    """Assigns blocks to stages by their shapes, because the official code numbers blocks across all stages."""
+
+    def canonical_keys(self, keys):
+        canonical, ignored = super().canonical_keys(keys)
+        if not isinstance(keys, Mapping):
+            return canonical, ignored
+        shapes = {name: tuple(keys[key].shape) for name, key in canonical.items()}
+        places = dict(_places(shapes))
+
+        def renamed(match):
+            return places.get(int(match[1]), match[0])
+
+        return {re.sub(r"^blocks_(\d+)(?=/)", renamed, name): key for name, key in canonical.items()}, ignored
+
+
+def _places(shapes):
+    """Yields (block number, name by stage and place). A stage ends where expansion, kernel size or width changes."""
+    numbers = {int(match[1]) for match in (re.match(r"blocks_(\d+)/", name) for name in shapes) if match}
+
+    def kind(number):
+        block = f"blocks_{number}/"
+        expands = f"{block}conv2d_1/kernel" in shapes
+        project = shapes.get(f"{block}conv2d_1/kernel" if expands else f"{block}conv2d/kernel", ())
+        return expands, shapes.get(f"{block}depthwise_conv2d/depthwise_kernel", ())[:2], project[3:]
+
+    for stage, (_, group) in enumerate(itertools.groupby(sorted(numbers), kind)):
+        for place, number in enumerate(group):
+            yield number, f"blocks_{stage}_{place}"
+
+
+_TENSORFLOW = _Style("/kernel", "/depthwise_kernel", "/bias", tuple(f"/{name}" for name in _NORM))
+_BN, _SE = "tpu_batch_normalization", "se/conv2d se/conv2d_1"
+EFFICIENTNET = _Official(
+    "efficientnet",
+    _rows(
+        _TENSORFLOW,
+        f"stem/conv2d stem/{_BN} head/conv2d head/{_BN} head/dense",
+        f"blocks_0_{{unit0}}/ depthwise_conv2d {_BN} conv2d {_BN}_1 {_SE}",
+        f"blocks_{{stage0}}_{{unit0}}/ depthwise_conv2d {_BN}_1 conv2d_1 {_BN}_2 {_SE} conv2d {_BN}",
+    ),
+    # The variable scope, such as "efficientnet-b0/".
+    aliases=[(r"^efficientnet-[^/]+/", "")],
     family="efficientnet",
 )
 

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 class WeightsFile:
     """A weights file or folder. `entries` and `facts` (metadata) are read first, then one array at a time."""
 
-    # "npz", "safetensors", "pth", "h5", "huggingface" or "timm".
+    # "npz", "safetensors", "pth", "h5", "tensorflow", "huggingface" or "timm".
     container = None
 
     def __init__(self, path):

@@ -9,6 +9,7 @@ from keras_vit.weights.read.h5 import H5File
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.read.safetensors import SafetensorsFile
+from keras_vit.weights.read.tensorflow import TensorFlowCheckpoint, index_in, is_index
 
 # The magic number of torch's older format.
 _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
@@ -17,7 +18,8 @@ _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 def open_checkpoint(path):
     """Opens a checkpoint of any supported format as a WeightsFile; checks its hash if one is known."""
     if os.path.isdir(path):
-        return HuggingFaceFolder(path)
+        index = None if os.path.exists(os.path.join(path, "config.json")) else index_in(path)
+        return HuggingFaceFolder(path) if index is None else TensorFlowCheckpoint(index)
     path = checked(path)
     with open(path, "rb") as file:
         head = file.read(32)
@@ -36,10 +38,13 @@ def _reader(path, head):
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):
         return ShardedFile
+    if is_index(path):
+        return TensorFlowCheckpoint
     what = "; a Python pickle could run code and is never read" if head.startswith(b"\x80") else ""
     raise refuse(
         path,
-        f"it is not an .npz archive, nor a .safetensors, .pth or .h5 file: its first bytes are {head[:8]!r}{what}",
+        "it is not an .npz archive, nor a .safetensors, .pth or .h5 file, nor a checkpoint of TensorFlow: its first "
+        f"bytes are {head[:8]!r}{what}",
     )
 
 

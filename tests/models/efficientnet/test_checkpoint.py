@@ -1,7 +1,9 @@
-"""EfficientNets of other code bases: timm and keras.applications."""
+"""EfficientNets of other code bases: timm, the official TensorFlow code and keras.applications."""
 
 import json
 import logging
+import shutil
+import sys
 
 import h5py
 import keras
@@ -171,6 +173,110 @@ def test_saved_timm_folder_names_variant(tmp_path):
         message = "has a size or options for which timm has no name.*Write a state dict: a path that ends in"
         check_not_saved(message, model, tmp_path / "other", "timm")
     check_not_saved("`format`. Expected 'timm', the only format of efficientnet models", build(), tmp_path / "tiny.npz")
+
+
+_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
+
+
+def official_names(model):
+    """Returns {weight: name in the official code}, independently of the table in the package."""
+    found = {"stem_conv/kernel": "stem/conv2d/kernel", "top_conv/kernel": "head/conv2d/kernel"}
+    for name in _NORM:
+        found[f"stem_norm/{name}"] = f"stem/tpu_batch_normalization/{name}"
+        found[f"top_norm/{name}"] = f"head/tpu_batch_normalization/{name}"
+    found |= {f"head/{name}": f"head/dense/{name}" for name in ("kernel", "bias")}
+    for i, block in enumerate(model.config.block_names):
+        layers = ["depthwise", "project"] if block.startswith("stage_1") else ["expand", "depthwise", "project"]
+        convs = [layer for layer in layers if layer != "depthwise"]
+        for suffix, layer in zip(("", "_1", "_2"), layers, strict=False):
+            for name in _NORM:
+                found[f"{block}/{layer}_norm/{name}"] = f"blocks_{i}/tpu_batch_normalization{suffix}/{name}"
+        for suffix, layer in zip(("", "_1"), convs, strict=False):
+            found[f"{block}/{layer}_conv/kernel"] = f"blocks_{i}/conv2d{suffix}/kernel"
+        found[f"{block}/depthwise_conv/kernel"] = f"blocks_{i}/depthwise_conv2d/depthwise_kernel"
+        for suffix, layer in (("", "reduce"), ("_1", "expand")):
+            for name in ("kernel", "bias"):
+                found[f"{block}/squeeze_excitation/{layer}/{name}"] = f"blocks_{i}/se/conv2d{suffix}/{name}"
+    return found
+
+
+def write_official(folder, model, averages=True):
+    tf = pytest.importorskip("tensorflow")
+    names, weights = official_names(model), values(model)
+    assert names.keys() == weights.keys()
+    rng = np.random.default_rng(5)
+    folder.mkdir(parents=True)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+
+        def variable(name, value):
+            tf.compat.v1.get_variable(name, initializer=tf.constant(value), use_resource=False)
+
+        for weight, name in names.items():
+            value = weights[weight]
+            value = value[None, None] if "/se/" in name and value.ndim == 2 else value
+            scoped = f"efficientnet-b0/{name}"
+            if averages:
+                variable(f"{scoped}/ExponentialMovingAverage", value)
+                variable(scoped, rng.normal(size=value.shape).astype("float32"))
+            else:
+                variable(scoped, value)
+            if "moving" not in name:
+                variable(f"{scoped}/RMSProp", rng.normal(size=value.shape).astype("float32"))
+                variable(f"{scoped}/RMSProp_1", rng.normal(size=value.shape).astype("float32"))
+        variable("global_step", np.int64(218_949))
+        session.run(tf.compat.v1.global_variables_initializer())
+        tf.compat.v1.train.Saver().save(session, str(folder / "model.ckpt"), write_meta_graph=False)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["", "model.ckpt.index", "model.ckpt.data-00000-of-00001"])
+def test_averages_of_official_checkpoint_are_loaded(tmp_path, place, caplog):
+    model = drawn()
+    folder = write_official(tmp_path / "noisy_student_efficientnet-l2_475", model)
+    with caplog.at_level(logging.INFO, "keras_vit"):
+        again = keras_vit.from_pretrained(folder / place)
+    assert again.config.padding == "same" and again.config.batch_norm_epsilon == 1e-3
+    assert (again.config.widths, again.config.repeats, again.config.image_size) == (WIDTHS, REPEATS, (475, 475))
+    assert again.preprocessing.mean == (0.485, 0.456, 0.406) and not again.preprocessing.antialias
+    for (path, a), b in zip(values(again).items(), values(model).values(), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=path)
+    assert "global_step: the file's 'ExponentialMovingAverage' is read" in caplog.text
+    assert f"{len(model.weights)} variables before averaging" in caplog.text
+    assert "variables of the optimizer" in caplog.text and "assumed" not in caplog.text
+
+
+def test_official_checkpoint_without_averages_is_reported(tmp_path):
+    model, again = drawn(), build()
+    folder = write_official(tmp_path / "efficientnet-b0", model, averages=False)
+    report = keras_vit.load_weights(again, folder)
+    assert report.source == "efficientnet" and len(report.loaded) == len(model.weights)
+    count = len(model.weights)
+    expected = f"{count} of {count} variables have no average; they are loaded as they are"
+    assert report.assumed == {"ExponentialMovingAverage": expected}
+    x = np.random.default_rng(0).normal(size=(2, 33, 48, 3)).astype("float32")
+    np.testing.assert_array_equal(outputs(again, x), outputs(model, x))
+    # Only the names of Noisy Student folders imply the scaling of images.
+    check_refused("Pass preprocessing= to from_pretrained", folder)
+
+
+def test_damage_and_missing_tensorflow_are_named(tmp_path, monkeypatch):
+    folder = write_official(tmp_path / "efficientnet-b0", drawn())
+    data = folder / "model.ckpt.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    # Every array of more than 50 bytes gets a flipped bit.
+    for i in range(0, len(content), 50):
+        content[i] ^= 1
+    data.write_bytes(content)
+    check_refused("Cannot read weights from", folder, into=build())
+    data.unlink()
+    check_refused("Cannot read weights from", folder, into=build())
+    shutil.copy(folder / "model.ckpt.index", folder / "other.index")
+    check_refused("holds 2 checkpoints; pass the path of one", folder, into=build())
+    folder = write_official(tmp_path / "whole", drawn())
+    model = build()
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    message = "needs TensorFlow, which cannot be imported. Install tensorflow"
+    check_refused(message, folder, into=model, error=ImportError)
 
 
 def application():
