@@ -97,8 +97,7 @@ def saved_model_cell(model, images, labels, precision, path):
     import numpy as np
 
     import keras_vit.export
-    from keras_vit.export.parity import model_outputs
-    from keras_vit.export.precision import accuracy_change
+    from keras_vit.export.parity import accuracy_change, model_outputs
 
     if precision != "float32":
         raise ValueError(ONLY_FLOAT32)

@@ -23,7 +23,7 @@ from PIL import Image
 import keras_vit
 from keras_vit.console import text_table
 from keras_vit.data import Crop
-from keras_vit.export.image_bytes import STATUSES, ImageReader
+from keras_vit.export.signatures import STATUSES, ImageReader
 from keras_vit.files import replacing
 from keras_vit.images.files import read_pixels
 from tests import hostile_images

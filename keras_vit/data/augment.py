@@ -22,10 +22,9 @@ class Policy:
         randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
-        erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normal noise, of mean 0
-            and standard deviation 1 after normalization.
-        repeats: Integer, the number of differently augmented copies of each image, next to each other in the batch. An
-            epoch then covers only `1 / repeats` of the images, as in DeiT.
+        erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normalized noise.
+        repeats: Integer, the differently augmented copies of each image, next to each other in the batch. An epoch then
+            covers only `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
         operations: "official": the 16 operations of the official code, as in AugReg. "timm": the 15 of timm's
             "rand-...-inc1", as in DeiT, each skipped with probability 0.5.

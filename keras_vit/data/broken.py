@@ -21,16 +21,6 @@ class BrokenImages(dict):
         self._load, self._num_images, self._repeats = load, num_images, repeats
         self._waiting, self._summary = {}, "no broken images so far"
 
-    def first_readable(self, records, load):
-        """Returns the first record that `load` can read; raises a ValueError if there is none."""
-        reasons = []
-        for record in records:
-            reason = _reason(load, record)
-            if reason is None:
-                return record
-            reasons.append(f"{os.fsdecode(record['name'].numpy())}: {reason}")
-        raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
-
     def note(self, indices, names, images, done):
         """Records a batch's broken images, and warns of the images in ended epochs, whose index is below `done`."""
         for index, name, image in zip(indices, map(os.fsdecode, names), images, strict=True):
@@ -53,6 +43,17 @@ class BrokenImages(dict):
         return f"<BrokenImages: {self._summary}>"
 
 
+def first_readable(records, load):
+    """Returns the first record that `load` can read; raises a ValueError if there is none."""
+    reasons = []
+    for record in records:
+        reason = _reason(load, record)
+        if reason is None:
+            return record
+        reasons.append(f"{os.fsdecode(record['name'].numpy())}: {reason}")
+    raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
+
+
 def _reason(load, record):
     """Returns the error message of a record, or None if it loads."""
     try:
@@ -66,17 +67,7 @@ def _reason(load, record):
 
 
 def replace_broken(
-    data,
-    decode,
-    prepare,
-    placeholder,
-    batch_size,
-    parallel,
-    *,
-    shard=(0, 1),
-    full=False,
-    weighted=False,
-    drop_remainder=False,
+    data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
     """Makes the k-th batch from the k-th `batch_size` records. If `full`, replaces broken images by other images.
 
@@ -87,7 +78,8 @@ def replace_broken(
     size = batch_size // shard[1]
 
     def alone(index, _):
-        return prepare(*decode(index, placeholder))
+        _, *rest = prepare(*decode(index, sound))
+        return tf.constant(-1, "int64"), *rest
 
     def attempt(indices, records):
         elements = tf.data.Dataset.zip(indices, records)
@@ -95,33 +87,30 @@ def replace_broken(
             elements = elements.skip(shard[0] * size).take(size)
         count = elements.cardinality()
         decoded = elements.map(decode, parallel).ignore_errors().map(prepare, parallel).batch(count)
-        stand_ins = elements.take(1).map(alone).map(lambda index, *rest: (tf.constant(-1, "int64"), *rest)).batch(1)
-        found = decoded.concatenate(stand_ins).take(1)
+        found = decoded.concatenate(elements.take(1).map(alone).batch(1)).take(1)
         described = elements.map(lambda index, record: (index, record["name"], record["image"])).batch(count)
         return tf.data.Dataset.zip(described, found)
 
     def fill(records, found):
-        present, images, labels = found
-        indices = records[0]
+        (indices, *_), (present, images, labels) = records, found
         missing = tf.reduce_all(indices[:, None] != present[None], axis=1)
 
         def repeated():
+            order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
             if weighted:
                 # Use the last readable image up to each place, or the first readable image.
                 order = tf.maximum(tf.cumsum(tf.cast(~missing, "int32")) - 1, 0)
-            else:
-                order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
             return tf.nest.map_structure(lambda x: tf.gather(x, order), (images, labels))
 
         if full:
             images, labels = tf.cond(tf.reduce_any(missing), repeated, lambda: (images, labels))
         if weighted and labels:
             labels = (*labels[:-1], tf.where(missing, 0.0, labels[-1]))
-        if drop_remainder:
+        if whole:
             parts = (images, labels)
             images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (size, *x.shape[1:])), parts)
         return indices[0], images, labels, tuple(tf.boolean_mask(part, missing) for part in records)
 
     # Two batches at a time keep the threads busy while one of them ends.
-    windows = data.window(batch_size, drop_remainder=drop_remainder)
+    windows = data.window(batch_size, drop_remainder=whole)
     return windows.interleave(attempt, cycle_length=2, num_parallel_calls=2, deterministic=True).map(fill)

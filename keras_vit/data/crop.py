@@ -29,10 +29,9 @@ RESIZE = {384: 448, 480: 512}
 class Crop:
     """Decodes an image and crops it to a fixed size.
 
-    The format is detected from the first bytes, not the file name. TensorFlow decodes JPEG and PNG, Pillow decodes all
-    other formats (the first frame of a GIF). Images are turned upright by their EXIF orientation, and transparent
-    pixels are composited on white unless `channels` is 4. The size in the header and the number of a JPEG's scans are
-    checked before decoding.
+    The format is detected from the first bytes. TensorFlow decodes JPEG and PNG, Pillow decodes all other formats (the
+    first frame of a GIF). Images are turned upright by their EXIF orientation, and transparent pixels are composited on
+    white unless `channels` is 4. The size in the header and a JPEG's scans are checked before decoding.
 
     Args:
         image_size: (height, width) of the result, in pixels.

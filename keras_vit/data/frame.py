@@ -67,7 +67,6 @@ def from_dataframe(
     if weight_column is not None and label_column is None:
         raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
     paths = _paths(columns[path_column], lines, base if directory is None else directory, extension)
-
     # A fold has all classes of its table, even if it has no images of a rare class.
     known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
     if label_column is None:

@@ -1,4 +1,4 @@
-"""Joins labelled images and images without labels for semi-supervised training."""
+"""Joins labelled images and images without labels for semi-supervised training. Other parts raise a ValueError."""
 
 import dataclasses
 from typing import Any
@@ -13,11 +13,8 @@ def relabelled(source: Source, labels: Any) -> Source:
     """Returns a source of the images chosen by pseudo labels, with these labels. Duplicates are next to each other.
 
     Args:
-        source: The `Source` of the images, `data.source` of the dataset that was labelled.
+        source: The `Source` of the images, `data.source` of the dataset that was labelled, with as many images.
         labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
-
-    Raises:
-        ValueError: If the number of images in `source` differs from the number of images that were labelled.
 
     Example:
 
@@ -48,14 +45,10 @@ def relabelled(source: Source, labels: Any) -> Source:
         # Skip the images that were not chosen, which have no label.
         return source.records.enumerate().filter(lambda index, _: table[1][index] > 0).flat_map(rows)
 
-    return dataclasses.replace(
-        source,
-        records=tf.autograph.experimental.do_not_convert(build)(),
-        num_images=len(labels.indices),
-        labels="int" if labels.labels.ndim == 1 else "soft",
-        class_names=labels.class_names,
-        num_classes=len(labels.class_names),
-    )
+    records = tf.autograph.experimental.do_not_convert(build)()
+    kind, names = "int" if labels.labels.ndim == 1 else "soft", labels.class_names
+    changes = {"num_images": len(labels.indices), "class_names": names, "num_classes": len(names)}
+    return dataclasses.replace(source, records=records, labels=kind, **changes)
 
 
 def with_pseudo_labels(
@@ -80,9 +73,6 @@ def with_pseudo_labels(
         ratio: Float above 0, the weight of the pseudo-labelled images' mean loss.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes; soft labels of the
             teacher are not smoothed.
-
-    Raises:
-        ValueError: If an argument is out of range, or the datasets' batches are not of (images, labels).
 
     Example:
 
@@ -137,9 +127,6 @@ def with_unlabelled(
         unlabelled: Batches of images.
         augmented: Batches of the same images in the same order, augmented. Two pipelines of one source and seed have
             the same order, for example with `labels="none"`, and `augment` for one of them.
-
-    Raises:
-        ValueError: If the batches do not have these parts.
 
     Example:
 

@@ -38,10 +38,19 @@ def seeded(layer, inputs):
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
         expected = "a layer that takes a batch of images, and labels only if it mixes images"
         raise ValueError(f"`augment`: Expected {expected}. Received: {name}. {error}") from error
-    _check_shapes(name, inputs, concrete.structured_outputs)
-    _check_draws(name, concrete.graph.as_graph_def())
+    given, made = ([x.shape for x in tf.nest.flatten(part)] for part in (inputs, concrete.structured_outputs))
+    if len(given) != len(made) or not all(map(tf.TensorShape.is_compatible_with, given, made)):
+        raise arguments.invalid("augment", f"layers that keep the shapes {[*map(str, given)]}", f"{name}: {made}")
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    if unseeded := sorted({node.op for node in nodes if node.op.startswith(_UNSEEDED)}):
+        expected = "layers that draw random numbers from keras.random or from a tf.random.Generator of their own"
+        raise arguments.invalid("augment", expected, f"{name}, with {', '.join(unseeded)}")
     if not isinstance(inputs, dict):
-        _check_pixels(name, traced, inputs.shape)
+        pixels = tf.reshape(tf.linspace(0.0, 255.0, inputs.shape.num_elements()), inputs.shape)
+        if (largest := float(tf.reduce_max(traced(pixels, tf.zeros(2, "int64"))))) <= 2:
+            received = f"{name}, whose pixels end at {largest:.2g}"
+            raise arguments.invalid("augment", "layers for pixels of 0..255", received)
 
     def call_seeded(inputs, seed):
         outputs = traced(inputs, tf.cast(seed, "int64"))
@@ -60,25 +69,6 @@ def unchecked(layer, name="keras's layer"):
         return layer(inputs, training=True)
 
     return call
-
-
-def _check_shapes(name, inputs, outputs):
-    given, made = ([x.shape for x in tf.nest.flatten(part)] for part in (inputs, outputs))
-    if len(given) != len(made) or not all(map(tf.TensorShape.is_compatible_with, given, made)):
-        raise arguments.invalid("augment", f"layers that keep the shapes {[*map(str, given)]}", f"{name}: {made}")
-
-
-def _check_draws(name, graph):
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    if unseeded := sorted({node.op for node in nodes if node.op.startswith(_UNSEEDED)}):
-        expected = "layers that draw random numbers from keras.random or from a tf.random.Generator of their own"
-        raise arguments.invalid("augment", expected, f"{name}, with {', '.join(unseeded)}")
-
-
-def _check_pixels(name, traced, shape):
-    pixels = tf.reshape(tf.linspace(0.0, 255.0, shape.num_elements()), shape)
-    if (largest := float(tf.reduce_max(traced(pixels, tf.zeros(2, "int64"))))) <= 2:
-        raise arguments.invalid("augment", "layers for pixels of 0..255", f"{name}, whose pixels end at {largest:.2g}")
 
 
 class _Draws:
@@ -159,7 +149,10 @@ def _replaced(layer, draws, name):
         if not isinstance(part, keras.layers.Layer) or id(part) in seen:
             continue
         seen.add(id(part))
-        _check(part, name)
+        if (pixels := tuple(getattr(part, "value_range", (0, 255)))) != (0, 255):
+            raise arguments.invalid("augment", "layers with value_range=(0, 255)", f"{name}, with {pixels}")
+        if getattr(part, "data_format", None) == "channels_first":
+            raise arguments.invalid("augment", "layers with data_format='channels_last'", f"{name}, channels_first")
         part.dtype_policy = "float32"
         # Keras documents this method for layers in tf.data.
         part._get_seed_generator = lambda backend=None: seeds
@@ -174,11 +167,3 @@ def _replaced(layer, draws, name):
             else:
                 waiting.append(value)
     return layer
-
-
-def _check(layer, name):
-    pixels = tuple(getattr(layer, "value_range", (0, 255)))
-    if pixels != (0, 255):
-        raise arguments.invalid("augment", "layers with value_range=(0, 255)", f"{name}, with {pixels}")
-    if getattr(layer, "data_format", None) == "channels_first":
-        raise arguments.invalid("augment", "layers with data_format='channels_last'", f"{name}, with 'channels_first'")

@@ -1,4 +1,4 @@
-import functools
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -7,14 +7,79 @@ from typing import Any
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import Preprocessing
-from keras_vit.data.arguments import input_options, kind_of_batch_labels, refuse_removed
+from keras_vit.config import Preprocessing, find_normalization
 from keras_vit.data.augment import Policy, augmentation
-from keras_vit.data.broken import BrokenImages, replace_broken
+from keras_vit.data.broken import BrokenImages, first_readable, replace_broken
 from keras_vit.data.crop import Crop
 from keras_vit.data.epochs import Epochs
 from keras_vit.data.source import Source, tf
 from keras_vit.data.steps import Steps, read
+
+RENAMED = {"policy": "augment", "shuffle_buffer": "shuffle"}
+PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
+
+
+def refuse_removed(removed, preprocessing):
+    """Raises a TypeError for unknown arguments; for arguments of version 0.2 it contains the replacement."""
+    lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
+    if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
+        of_model = hasattr(preprocessing, "layers")
+        start = "keras_vit.config_of(model).preprocessing.changed" if of_model else "keras_vit.Preprocessing"
+        lines.append(f"preprocessing={start}({fields})")
+    if removed:
+        instead = f". Write {', '.join(lines)}" if lines else ""
+        raise TypeError(f"Expected the arguments of keras_vit.data.pipeline. Received: {', '.join(removed)}{instead}")
+
+
+def input_options(preprocessing, **given):
+    """Returns image_size, channels, normalize and preprocessing as a dict, from `given` or from `preprocessing`."""
+    found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
+    if preprocessing is None:
+        found["preprocessing"] = Preprocessing()
+    elif not isinstance(preprocessing, Preprocessing):
+        carrier = find_normalization(preprocessing) if hasattr(preprocessing, "layers") else None
+        if carrier is None:
+            raise ValueError(
+                "Expected `preprocessing` to be a keras_vit.Preprocessing, or a model that carries one, as all of "
+                f"keras_vit's do. Received: {getattr(preprocessing, 'name', preprocessing)!r}, of "
+                f"{type(preprocessing).__name__}, which carries none"
+            )
+        scaling_layers = (keras.layers.Rescaling, keras.layers.Normalization)
+        if given["normalize"] is None and any(isinstance(layer, scaling_layers) for layer in preprocessing.layers):
+            raise ValueError(
+                "Expected `normalize` with a model that scales its images in another layer. Received: "
+                f"preprocessing={preprocessing.name!r}, normalize=None"
+            )
+        found |= {"preprocessing": carrier.preprocessing, "normalize": not carrier.apply}
+        # A Sequential has no input shape before its first call.
+        shape = getattr(preprocessing, "input_shape", None) or tuple(carrier.input.shape)
+        if isinstance(shape, tuple) and len(shape) == 4:
+            found["channels"] = shape[3] or 3
+            if None not in shape[1:3]:
+                found["image_size"] = shape[1:3]
+    return found | {name: value for name, value in given.items() if value is not None}
+
+
+def kind_of_batch_labels(source, labels, augmentation):
+    """Returns the kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for no labels."""
+    if labels not in ("int", "one_hot", "none", None):
+        raise ValueError(f"Expected `labels` to be 'int', 'one_hot', 'none' or None. Received: {labels!r}")
+    mixes = augmentation.mixes
+    if mixes and (source.labels is None or labels in ("int", "none")):
+        raise ValueError(f"Expected one-hot labels for `augment` that mixes or smooths them. Received: {augmentation}")
+    if mixes and "weight" in source.records.element_spec:
+        expected = "no sample weights with `augment` that mixes the images of several samples"
+        raise ValueError(f"Expected {expected}. Received: {augmentation}")
+    if source.labels is None or labels == "none":
+        return None
+    if source.labels in ("soft", "multi_hot", "float"):
+        if labels or (augmentation.policy.label_smoothing and source.labels != "soft"):
+            raise ValueError(
+                "Expected soft labels, multi-label data or regression targets without `labels` and without label "
+                f"smoothing. Received: labels={labels!r}, {augmentation}"
+            )
+        return source.labels
+    return labels or ("one_hot" if mixes else "int")
 
 
 def pipeline(
@@ -55,10 +120,10 @@ def pipeline(
     `broken` (a `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each
     backend, with any number of threads.
 
-    Each iteration is one epoch. The next epoch begins only after an iteration has returned its last batch. An
-    interrupted `fit`, `next(iter(data))` or `data.take(5)` therefore gets the same batches again, but `num_batches=5`
-    gives new batches in each epoch. `data.set_epoch(3)` sets the next epoch. Use `repeat=True` for epochs of only a few
-    batches, since your own `prefetch`, or the batch that `fit` reads to build a model, may use up an epoch.
+    Each iteration is one epoch. The next epoch begins only after an iteration has returned its last batch, so
+    `next(iter(data))` or `data.take(5)` gets the same batches again; `num_batches=5` gives new ones in each epoch.
+    `data.set_epoch(3)` sets the next epoch. Use `repeat=True` for epochs of only a few batches, since your own
+    `prefetch`, or the batch that `fit` reads to build a model, may use up an epoch.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
     training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
@@ -71,10 +136,9 @@ def pipeline(
     `model.compile` are exact; `metrics` count all rows. With `labels="none"`, for prediction, the added rows come last.
 
     If processes share each batch, process i of P gets the rows from `i * batch_size / P` to `(i + 1) * batch_size / P`,
-    with the same order, crops and augmentation as in a single process. Only mixing and the replacement of broken images
-    differ: they use only images of the same part, and each part has different random draws for mixing. All processes
-    take the same number of steps, even if images are broken. Each process opens only the files of its part; from TFDS
-    it reads all records, but decodes only its part. With `cache`, each process reads and keeps all images.
+    with the same order, crops and augmentation as in a single process. Mixing and the replacement of broken images use
+    only images of the same part. All processes take the same number of steps, even if images are broken. Each process
+    opens only the files of its part, and decodes only its part; with `cache`, each process reads and keeps all images.
 
     Args:
         source: A `Source`.
@@ -140,36 +204,21 @@ def pipeline(
             "`pad_remainder` without `repeat` and `drop_remainder`, which leave no batch to fill",
             f"repeat={repeat}, drop_remainder={drop_remainder}",
         ),
-        (
-            pad_remainder and augmented.mixes,
-            "no `pad_remainder` with `augment` that mixes or smooths labels",
-            augmented,
-        ),
+        (pad_remainder and augmented.mixes, "no `pad_remainder` with `augment` that mixes or smooths", augmented),
         (
             num_shards > 1 and not (repeat or drop_remainder or pad_remainder),
             "`repeat`, `drop_remainder` or `pad_remainder` with several shards, which share a last batch unequally",
             f"num_shards={num_shards}",
         ),
         (policy.randaugment and channels != 3, "RGB images for a policy with RandAugment", f"channels={channels}"),
-        (
-            channels not in (1, 3, 4) and not source.arrays,
-            "1, 3 or 4 `channels` of images; other numbers need npy files",
-            channels,
-        ),
+        (channels not in (1, 3, 4) and not source.arrays, "1, 3 or 4 `channels`; npy files may have others", channels),
     ):
         if wrong:
             raise ValueError(f"Expected {expected}. Received: {received}")
-    cut = Crop(
-        image_size,
-        crop or ("pretrain" if training else "eval"),
-        bool(training) if flip is None else flip,
-        channels,
-        scale,
-        arguments.optional(arguments.pair, "resize_size", resize_size),
-        record,
-        max_pixels,
-        source.arrays,
-    )
+    kind = crop or ("pretrain" if training else "eval")
+    flip = bool(training) if flip is None else flip
+    resize_size = arguments.optional(arguments.pair, "resize_size", resize_size)
+    cut = Crop(image_size, kind, flip, channels, scale, resize_size, record, max_pixels, source.arrays)
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
 
     def build():
@@ -182,17 +231,9 @@ def pipeline(
             files = False
         # Paths, and bytes cached in memory, can be shuffled all at once.
         buffer = num_images if files or cache is True else min(num_images, shuffle_buffer)
-        epochs = Epochs(
-            records,
-            num_images,
-            root,
-            shuffle_buffer=buffer if shuffle else None,
-            repeats=policy.repeats,
-            batch_size=batch_size,
-            skip_batches=skip_batches,
-            repeat=repeat,
-            drop_remainder=drop_remainder,
-        )
+        order = {"shuffle_buffer": buffer if shuffle else None, "repeats": policy.repeats, "batch_size": batch_size}
+        order |= {"skip_batches": skip_batches, "repeat": repeat, "drop_remainder": drop_remainder}
+        epochs = Epochs(records, num_images, root, **order)
         length = min(epochs.num_batches, math.inf if num_batches is None else num_batches)
         row_weight = epochs.row_weight(length) if pad_remainder else None
         steps = Steps(cut, augmented, source, labels, record, inputs["normalize"], files, root, row_weight)
@@ -202,22 +243,16 @@ def pipeline(
             cut.decode(read(record, files)["image"], (0, 0))
 
         broken = BrokenImages(try_decode, epochs.num_distinct, policy.repeats)
-        sound = broken.first_readable(source.records, lambda record: cut(read(record, source.files)["image"], (0, 0)))
+        sound = first_readable(source.records, lambda record: cut(read(record, source.files)["image"], (0, 0)))
         placeholder = read(sound, source.files and not files)
 
         whole = bool(repeat or drop_remainder or pad_remainder)
-        batches = functools.partial(
-            replace_broken,
-            decode=steps.decode,
-            prepare=steps.prepare,
-            placeholder=placeholder,
-            batch_size=batch_size,
-            parallel=parallel,
-            shard=(shard_index, num_shards),
-            full=bool(training or whole),
-            weighted=pad_remainder,
-            drop_remainder=whole,
-        )
+        parts = steps.decode, steps.prepare, placeholder, batch_size, parallel
+        options = {"shard": (shard_index, num_shards), "full": bool(training or whole), "weighted": pad_remainder}
+
+        def batches(stream):
+            return replace_broken(stream, *parts, **options, whole=whole)
+
         if repeat:
             data = batches(epochs.parts().flat_map(epochs.stream))
         else:

@@ -1,10 +1,105 @@
+import math
+
+import keras
 import numpy as np
 
-from keras_vit.data.augment import RandAugment
-from keras_vit.data.erase import RandomErasing
-from keras_vit.data.keras_layers import seeded
-from keras_vit.data.mix import Mix, mixer
+from keras_vit.data.augment import Policy, RandAugment
+from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
+
+# Ranges of a rectangle's share of the area and of height / width, and how often timm tries to draw one that fits.
+_AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
+
+
+class RandomErasing:
+    """Fills a random rectangle of a share of images with normal noise, as timm does for DeiT (mode="pixel").
+
+    Reference: arXiv 1708.04896; `random_erasing.py` of timm.
+    """
+
+    # Keras' layer of this name draws noise for the whole image, which takes half of the pipeline's time.
+    def __init__(self, probability, mean=0.0, std=1.0):
+        self.probability, self.mean, self.std = probability, mean, std
+
+    def __call__(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
+        seed = tf.cast(seed, "int64")
+        chosen = tf.random.stateless_uniform((), seed) < self.probability
+        return tf.cond(chosen, lambda: self._erased(image, tf.random.fold_in(seed, 1)), lambda: image)
+
+    def _erased(self, image, seed):
+        height, width, channels = image.shape
+        shares, aspects, *places = tf.unstack(tf.random.stateless_uniform((4, _TRIES), seed))
+        areas = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * shares)
+        low, high = map(math.log, _ASPECT)
+        aspects = tf.exp(low + (high - low) * aspects)
+        sides = [tf.cast(tf.round(tf.sqrt(area)), "int32") for area in (areas * aspects, areas / aspects)]
+        fits = (sides[0] < height) & (sides[1] < width)
+        first = tf.argmax(fits)
+        # If none fits, nothing is erased.
+        h, w = (tf.where(fits[first], lengths[first], 0) for lengths in sides)
+        top, left = (
+            tf.cast(place[first] * tf.cast(room + 1, "float32"), "int32")
+            for place, room in zip(places, (height - h, width - w), strict=True)
+        )
+        noise = tf.random.stateless_normal((h, w, channels), tf.random.fold_in(seed, 1)) * self.std + self.mean
+        around = [[top, height - h - top], [left, width - w - left], [0, 0]]
+        erased = tf.where(tf.pad(tf.ones((h, w, 1), "bool"), around), tf.pad(noise, around), image)
+        return tf.ensure_shape(erased, image.shape)
+
+
+class Mix:
+    """Applies label smoothing, then MixUp or CutMix, to a batch.
+
+    Args:
+        policy: A `Policy`. If it has both MixUp and CutMix, one of them is drawn per batch.
+
+    Call arguments: images: Float32 tensor (batch, height, width, channels). labels: Float32 tensor (batch, num_classes)
+    of labels that sum to 1, also in the result. seed: Integer tensor (2,).
+
+    Example:
+
+    >>> import keras_vit.data, tensorflow as tf
+    >>> mix = keras_vit.data.Mix(keras_vit.data.POLICIES["deit"])
+    >>> data = tf.data.Dataset.from_tensors((tf.zeros((2, 8, 8, 3)), tf.eye(2)))
+    >>> images, labels = next(iter(data.map(lambda x, y: mix(x, y, (0, 1)))))
+    >>> tf.reduce_sum(labels, axis=1).numpy().round(3).tolist()
+    [1.0, 1.0]
+
+    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
+    image, the official code one per batch. CutMix' labels follow the box before its corners are rounded to pixels.
+    """
+
+    def __init__(self, policy: Policy):
+        self.smoothing = policy.label_smoothing
+        self.layers = []
+        # Compute in float32 under any dtype policy, because a lower precision would round the pixels.
+        options = {"data_format": "channels_last", "dtype": "float32"}
+        if policy.mixup:
+            self.layers.append(unchecked(keras.layers.MixUp(alpha=policy.mixup, **options)))
+        if policy.cutmix:
+            self.layers.append(unchecked(keras.layers.CutMix(factor=(policy.cutmix, policy.cutmix), **options)))
+
+    def __call__(self, images: "tf.Tensor", labels: "tf.Tensor", seed: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
+        if self.smoothing:
+            labels = labels * (1 - self.smoothing) + self.smoothing / labels.shape[-1]
+        if not self.layers:
+            return images, labels
+        inputs, seed = {"images": images, "labels": labels}, tf.cast(seed, "int64")
+        branches = [lambda layer=layer: layer(dict(inputs), seed) for layer in self.layers]
+        chosen = tf.random.stateless_uniform((), seed, 0, len(branches), "int32")
+        outputs = tf.switch_case(chosen, branches) if len(branches) > 1 else branches[0]()
+        return tf.ensure_shape(outputs["images"], images.shape), tf.ensure_shape(outputs["labels"], labels.shape)
+
+
+def mixer(layer, image, num_classes):
+    """Returns a layer of Keras or keras-cv as a function of (images, labels, seed) for images of shape `image`."""
+    mix = seeded(layer, {"images": tf.TensorSpec((None, *image)), "labels": tf.TensorSpec((None, num_classes))})
+
+    def call(images, labels, seed):
+        outputs = mix({"images": images, "labels": labels}, seed)
+        return outputs["images"], outputs["labels"]
+
+    return call
 
 
 class Steps:

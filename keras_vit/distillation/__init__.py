@@ -1,6 +1,6 @@
 """Knowledge distillation as in DeiT."""
 
-from keras_vit.distillation.distiller import Distiller
+from keras_vit.distillation.distiller import Distiller, raw_images
 from keras_vit.distillation.losses import (
     HardDistillation,
     SoftDistillation,
@@ -8,7 +8,6 @@ from keras_vit.distillation.losses import (
     soft_distillation,
     weighted_loss,
 )
-from keras_vit.distillation.teacher import raw_images
 
 __all__ = [
     "Distiller",

@@ -1,12 +1,16 @@
 """Training on several devices and machines: layouts of the weights, and the processes of a run."""
 
 from keras_vit.distribution.description import describe
-from keras_vit.distribution.layouts import data_parallel, device_mesh, fsdp, layout_map, tensor_parallel
-from keras_vit.distribution.metrics import ReduceMetrics, reduce_metrics
-from keras_vit.distribution.processes import initialize, num_processes, process_id
-from keras_vit.distribution.split import distributed
-from keras_vit.distribution.synchronization import synchronize
-from keras_vit.distribution.torchrun import launch
+from keras_vit.distribution.layouts import (
+    data_parallel,
+    device_mesh,
+    distributed,
+    fsdp,
+    layout_map,
+    tensor_parallel,
+)
+from keras_vit.distribution.processes import initialize, launch, num_processes, process_id
+from keras_vit.distribution.synchronization import ReduceMetrics, reduce_metrics, synchronize
 
 __all__ = [
     "ReduceMetrics",

@@ -50,7 +50,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
         raise ValueError(f"Expected a compiled model. Received: {model.name!r}, which has no optimizer")
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    sizes = (_bytes(model.variables), _bytes(model.optimizer.variables))
+    groups = model.variables, model.optimizer.variables
+    sizes = [sum(variable.value.addressable_shards[0].data.nbytes for variable in group) for group in groups]
     if batch_size is None:
         return Description(*sizes)
     return Description(*sizes, _compile_step(model, batch_size).memory_analysis().temp_size_in_bytes)
@@ -76,8 +77,3 @@ def _compile_step(model, batch_size):
     state = tuple([variable.value for variable in group] for group in (*groups, model.metrics_variables))
     shardings = jax.tree.map(lambda value: value.sharding, state)
     return jax.jit(model.train_step, donate_argnums=0, out_shardings=(None, shardings)).lower(state, data).compile()
-
-
-def _bytes(variables):
-    """Returns the bytes that one device holds of variables."""
-    return sum(variable.value.addressable_shards[0].data.nbytes for variable in variables)

@@ -1,17 +1,21 @@
-"""Layouts for `keras.distribution` on JAX, which split variables and images over devices."""
+"""Splits variables and images over devices: layouts for `keras.distribution` on JAX, and `distributed` by a name."""
 
+import contextlib
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 
 from keras_vit import arguments
+from keras_vit.distribution.processes import num_processes, process_id
 
+KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
 # The names of the mesh axis that splits a batch, in this package and in Keras' documents.
 _BATCH_NAMES = ("data", "batch")
-
-
+# The smallest number of values in a variable that "fsdp" splits.
+_MIN_SIZE = 2**16
 # The mesh axis of each side of the variables of the blocks, by path. Columns of the first kernel and rows of the second
 # kernel are split, so that only the second product is summed over the devices.
 _SPLIT_PATHS = {
@@ -24,7 +28,7 @@ _SPLIT_PATHS = {
     r".*\battention/(query|key|value)/kernel": (None, "model", None),
     r".*\battention/(query|key|value)/bias": ("model", None),
     r".*\battention/attention_output/kernel": ("model", None, None),
-    # These are tensors inside a block, not variables; see `layers.placement`.
+    # These are tensors inside a block, not variables; see `layers.attention`.
     "heads of a kernel": (None, None, "model", None),
     "heads of tokens": ("data", None, None, "model", None),
     r".*\bblock_\d+/mlp/dense_1/output": ("data", None, "model"),
@@ -44,11 +48,6 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
     Raises:
         ValueError: If `model` does not divide the number of devices.
         RuntimeError: On another backend than JAX.
-
-    Example:
-
-    >>> keras_vit.distribution.device_mesh().axis_names  # doctest: +SKIP
-    ['data', 'model']
     """
     if keras.backend.backend() != "jax":
         raise RuntimeError(
@@ -64,15 +63,11 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
 def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.LayoutMap:
     """Returns the `keras.distribution.LayoutMap` of tensor parallelism, for all families of this package.
 
-    The axis "model" splits the attention heads and the hidden units of the MLPs. Embeddings, norms, convolutions and
-    classification heads are not split.
+    It splits the attention heads and the hidden units of the MLPs, but not embeddings, norms, convolutions and heads.
 
     Args:
-        mesh: A `keras.distribution.DeviceMesh` with two axes. The axis "data" or "batch", or else the first axis,
-            splits the batch. The remaining axis splits the model.
-
-    Raises:
-        ValueError: If the mesh has another number of axes.
+        mesh: A `keras.distribution.DeviceMesh` with two axes; another number raises a ValueError. The axis "data" or
+            "batch", or else the first axis, splits the batch. The remaining axis splits the model.
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
@@ -104,8 +99,7 @@ class Layouts(keras.distribution.ModelParallel):
     """A `keras.distribution.ModelParallel` that fits its layouts to the shapes of the variables.
 
     A side that its mesh axis does not divide is not split. A variable of at least `min_size` numbers is also split over
-    the batch axis, along its longest free side that this axis divides. Use `data_parallel`, `fsdp` or
-    `tensor_parallel`.
+    the batch axis, along its longest free side that this axis divides.
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):
@@ -121,10 +115,8 @@ class Layouts(keras.distribution.ModelParallel):
             return layout
         sizes = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         shape = variable.shape
-        axes = [
-            axis if axis is None or side % sizes[axis] == 0 else None
-            for axis, side in zip(layout.axes, shape, strict=True)
-        ]
+        pairs = zip(layout.axes, shape, strict=True)
+        axes = [axis if axis is None or side % sizes[axis] == 0 else None for axis, side in pairs]
         data = self.batch_dim_name
         if self.min_size is not None and data not in axes and math.prod(shape) >= self.min_size:
             free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % sizes[data] == 0]
@@ -140,16 +132,13 @@ class Layouts(keras.distribution.ModelParallel):
 
 
 def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_shard_dataset: bool = True) -> Layouts:
-    """Returns a distribution in which each device has the whole model and a part of each batch.
+    """Returns a distribution in which each device has the whole model and a part of each batch, on JAX.
 
     Args:
         mesh: From `device_mesh`, or another `keras.distribution.DeviceMesh`, whose axis "data" or "batch", or else the
             first axis, splits the batch; None for all devices.
         auto_shard_dataset: Bool, True lets Keras split a tf.data.Dataset among several processes; False if each process
             already has a different part.
-
-    Raises:
-        RuntimeError: On another backend than JAX.
 
     Example:
 
@@ -167,9 +156,6 @@ def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: 
         mesh: From `device_mesh(model=n)`, where n devices share one copy of the blocks, or as for `layout_map`.
         auto_shard_dataset: As in `data_parallel`.
 
-    Raises:
-        ValueError: If the mesh has another number of axes.
-
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
     return Layouts(layout_map(mesh), auto_shard_dataset=auto_shard_dataset)
@@ -177,7 +163,7 @@ def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: 
 
 def fsdp(
     mesh: keras.distribution.DeviceMesh | None = None,
-    min_size: int = 2**16,
+    min_size: int = _MIN_SIZE,
     *,
     layouts: keras.distribution.LayoutMap | None = None,
     auto_shard_dataset: bool = True,
@@ -188,16 +174,75 @@ def fsdp(
     used. Each device trains on its part of the batch.
 
     Args:
-        mesh: From `device_mesh`, or another mesh as for `data_parallel`; None for all devices.
+        mesh, auto_shard_dataset: As in `data_parallel`.
         min_size: Int of at least 1, the smallest number of values in a variable that is split.
         layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)`.
-        auto_shard_dataset: As in `data_parallel`.
-
-    Raises:
-        RuntimeError: On another backend than JAX.
 
     Reference: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stage 3.
     """
     mesh = device_mesh() if mesh is None else mesh
     layouts = keras.distribution.LayoutMap(mesh) if layouts is None else layouts
     return Layouts(layouts, min_size, auto_shard_dataset)
+
+
+class Split(NamedTuple):
+    """The split of a batch into `parts`, one for each copy of the model, which are read in `num_shards` shards."""
+
+    parts: int = 1
+    num_shards: int = 1
+    shard_index: int = 0
+
+
+@contextlib.contextmanager
+def distributed(kind: str | None, model_devices: int | None = None):
+    """Makes a context in which models are built and trained on several devices; its value is a `Split`.
+
+    Args:
+        kind: "data": each device has the whole model and a part of each batch. "fsdp": the same, but each device stores
+            only a part of each large variable. "tensor": groups of `model_devices` devices share one copy of the
+            blocks. "fsdp+tensor": both. None: one device.
+        model_devices: Int; None: all devices with "tensor", 2 with "fsdp+tensor".
+
+    JAX supports all kinds, on all devices of all processes. TensorFlow supports "data" on the devices of one machine,
+    with `tf.distribute.MirroredStrategy`. PyTorch supports "data", with one device for each process.
+
+    Raises:
+        ValueError: If `kind` is unknown, or `model_devices` does not divide the devices.
+        RuntimeError: If the backend does not support `kind`; the message names a backend that does.
+    """
+    if kind is None:
+        if num_processes() > 1:
+            raise arguments.invalid("distribution", f"one of {', '.join(KINDS)} for several processes", kind)
+        yield Split()
+        return
+    arguments.choice("distribution", kind, KINDS)
+    if model_devices is not None and "tensor" not in kind:
+        raise arguments.invalid("model_devices", f"None with distribution={kind!r}", model_devices)
+    backend = keras.backend.backend()
+    if kind != "data" and backend != "jax":
+        raise RuntimeError(
+            f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'. "
+            f"Received: {backend}"
+        )
+    if backend == "tensorflow":
+        import tensorflow as tf  # Keras 3 trains on several devices only within its strategy.
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            yield Split(strategy.num_replicas_in_sync)
+    elif backend == "torch":
+        yield Split(num_processes(), num_processes(), process_id())
+    else:
+        devices = len(keras.distribution.list_devices())
+        if model_devices is None:
+            model_devices = {"tensor": devices, "fsdp+tensor": 2}.get(kind, 1)
+        if devices % arguments.positive_int("model_devices", model_devices):
+            raise arguments.invalid("model_devices", f"a divisor of {devices}, the number of devices", model_devices)
+        mesh = device_mesh(model_devices)
+        layouts = layout_map(mesh) if "tensor" in kind else keras.distribution.LayoutMap(mesh)
+        # Each process reads only its part of the data.
+        with Layouts(layouts, _MIN_SIZE if "fsdp" in kind else None, auto_shard_dataset=False).scope():
+            parts = batch_parts()
+            # Processes whose devices share one copy of the model read the same images.
+            shards = min(num_processes(), parts)
+            yield Split(parts, shards, process_id() * shards // num_processes())

@@ -1,7 +1,9 @@
-"""Joins the processes of one run, and shares values between them."""
+"""Starts and joins the processes of one run, and shares values between them."""
 
 import datetime
 import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -73,6 +75,28 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     )
 
 
+def launch(command: list, num_processes: int) -> None:
+    """Runs a `keras-vit` command in several PyTorch processes of this machine, with `torchrun`.
+
+    Args:
+        command: The arguments of `keras-vit`.
+        num_processes: Int of at least 1; a process takes one GPU.
+
+    Raises:
+        RuntimeError: If a process failed, after which `torchrun` ends all processes, or on another backend.
+    """
+    arguments.positive_int("num_processes", num_processes)
+    if keras.backend.backend() != "torch":
+        raise RuntimeError(
+            "Expected the PyTorch backend (KERAS_BACKEND=torch) for several processes on one machine. Received: "
+            f"{keras.backend.backend()}, which trains on all devices of a machine in one process. Leave them out."
+        )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    status = subprocess.run([*torchrun, "-m", "keras_vit.cli", *command], check=False).returncode
+    if status:
+        raise RuntimeError(f"torchrun ended with status {status}. The same command resumes at the last checkpoint.")
+
+
 def torch_group():
     """Returns the module `torch.distributed` in one of several PyTorch processes, else None."""
     if keras.backend.backend() != "torch":
@@ -105,16 +129,6 @@ def process_id() -> int:
     return jax.process_index()
 
 
-def barrier() -> None:
-    """Waits until all processes have called it."""
-    if group := torch_group():
-        group.barrier()
-    elif num_processes() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices("keras_vit")
-
-
 def agree(number: int) -> int:
     """Returns the integer that process 0 gave; all processes must call it."""
     if group := torch_group():
@@ -130,12 +144,10 @@ def agree(number: int) -> int:
 
 def first_in_process_0(function):
     """Calls a function, such as one that renames shared files, in process 0 and then in all other processes."""
-    if process_id() == 0:
-        result = function()
-        barrier()
-        return result
-    barrier()
-    return function()
+    result = function() if process_id() == 0 else None
+    # The other processes wait for this number of process 0.
+    agree(0)
+    return result if process_id() == 0 else function()
 
 
 def to_numpy(variable: keras.Variable) -> np.ndarray:

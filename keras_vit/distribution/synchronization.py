@@ -1,10 +1,14 @@
+"""Makes several processes or replicas train one model."""
+
 import hashlib
+import math
 import os
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_vit.distribution.processes import agree, num_processes, process_id, torch_group
+from keras_vit.distribution.processes import agree, num_processes, process_id, summed, torch_group
 
 
 def synchronize(model: keras.Model) -> keras.Model:
@@ -20,10 +24,7 @@ def synchronize(model: keras.Model) -> keras.Model:
     all of this.
 
     Args:
-        model: A built and compiled `keras.Model`.
-
-    Returns:
-        The model.
+        model: A built and compiled `keras.Model`, which is returned.
 
     Raises:
         ValueError: If the model is not compiled and built, is not the same in all processes, or has an optimizer that
@@ -151,3 +152,65 @@ def _check_optimizer(optimizer):
                 f"each device alone. Received: {name}={value}. Set it to None (`clip=None` in a recipe), or choose "
                 "KERAS_BACKEND=jax or torch."
             )
+
+
+def reduce_metrics(model: keras.Model) -> dict:
+    """Returns the metrics of the last `evaluate` of a compiled model for the images of all processes, a dict of floats.
+
+    All processes must call it. It changes nothing on JAX and TensorFlow. Metrics must be sums over images, as all
+    `keras.metrics` are.
+    """
+    variables = model.metrics_variables if torch_group() else []
+    with keras.StatelessScope(state_mapping=list(zip(variables, summed(variables), strict=True))):
+        return {name: float(ops.convert_to_numpy(value)) for name, value in model.get_metrics_result().items()}
+
+
+class ReduceMetrics(keras.callbacks.Callback):
+    """Replaces the logs of each epoch by the metrics of all PyTorch processes, before other callbacks see the logs.
+
+    Give it to `model.fit` as the first callback, so that callbacks such as EarlyStopping decide the same in all
+    processes. Logs of single steps contain the metrics of one process. If the loss of one process is not finite, the
+    loss in the logs of all processes is NaN. With a single process, the callback does nothing.
+
+    Example:
+
+    >>> callbacks = [keras_vit.distribution.ReduceMetrics(), keras.callbacks.EarlyStopping()]
+    >>> model.fit(data, callbacks=callbacks)  # doctest: +SKIP
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._epoch = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = {} if torch_group() else None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (group := torch_group()) and logs and "loss" in logs:
+            import torch
+
+            parameter = next(self.model.parameters())
+            finite = torch.tensor(float(math.isfinite(logs["loss"])), device=parameter.device)
+            group.all_reduce(finite, group.ReduceOp.MIN)
+            logs["loss"] = logs["loss"] if finite.item() else math.nan
+
+    def on_test_begin(self, logs=None):
+        # Read the sums of the training steps, because an evaluation resets them.
+        if self._epoch is not None:
+            self._epoch |= reduce_metrics(self.model)
+
+    def on_test_end(self, logs=None):
+        if self._epoch is not None:
+            self._epoch |= {f"val_{name}": value for name, value in reduce_metrics(self.model).items()}
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._epoch is not None:
+            found, self._epoch = self._epoch or reduce_metrics(self.model), None
+            logs.update({name: found.get(name, value) for name, value in logs.items()})
+
+    # This callback has no state between epochs that `training.fit` must save.
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        pass

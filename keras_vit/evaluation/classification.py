@@ -1,10 +1,12 @@
 """Top-k accuracy, and accuracy on ImageNet's reassessed labels ("ReaL")."""
 
 import json
+import numbers
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import keras
@@ -12,8 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import arguments
-from keras_vit.evaluation.checks import checked_features, integer_labels, invalid, one_or_more
-from keras_vit.evaluation.features import outputs_and_classes, outputs_and_labels
+from keras_vit.evaluation.features import (
+    checked_features,
+    integer_labels,
+    invalid,
+    one_or_more,
+    outputs_and_classes,
+    outputs_and_labels,
+)
 from keras_vit.files import regular_file
 from keras_vit.models.graph import is_graph
 
@@ -155,3 +163,29 @@ def _real_labels(labels):
             expected = f"`{name}` to hold a list of classes, counted from 0, for each image"
             raise ValueError(f"Expected {expected}. Received: {classes!r} for image {i}")
     return labels
+
+
+def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, float]:
+    """Averages accuracies on the Visual Task Adaptation Benchmark, per group and as "mean" over all tasks.
+
+    Args:
+        accuracies: Mapping from the name of each of `tasks` to its accuracy in [0, 1].
+        tasks: Mapping from the names of all tasks to their groups, as strings, or `keras_vit.data.VTAB`.
+
+    Example:
+
+    >>> vtab_mean({"dtd": 0.5, "svhn": 0.7, "dmlab": 0.3}, {"dtd": "natural", "svhn": "natural", "dmlab": "structured"})
+    {'natural': 0.6, 'structured': 0.3, 'mean': 0.5}
+
+    Reference: [arXiv 1910.04867](https://arxiv.org/abs/1910.04867).
+    """
+    groups = {name: task if isinstance(task, str) else task.group for name, task in tasks.items()}
+    missing, unknown = sorted(set(groups) - set(accuracies)), sorted(set(accuracies) - set(groups))
+    if missing or unknown:
+        received = f"missing: {', '.join(missing) or 'none'}; not in `tasks`: {', '.join(unknown) or 'none'}"
+        raise invalid("accuracies", f"one for each of {len(groups)} tasks", received)
+    for name, value in accuracies.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+            raise invalid("accuracies", "numbers in [0, 1]", f"{value!r} for {name!r}")
+    means = {group: fmean([accuracies[n] for n in groups if groups[n] == group]) for group in groups.values()}
+    return {**means, "mean": fmean(accuracies.values())}

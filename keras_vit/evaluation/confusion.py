@@ -8,9 +8,8 @@ from numpy.typing import ArrayLike
 
 from keras_vit import arguments
 from keras_vit.console import text_table
-from keras_vit.evaluation.checks import invalid
 from keras_vit.evaluation.classification import top_k_accuracy
-from keras_vit.evaluation.features import outputs_and_classes
+from keras_vit.evaluation.features import invalid, outputs_and_classes
 from keras_vit.files import replacing
 from keras_vit.images.figures import finish, new_figure
 from keras_vit.images.table import CSVWriter
@@ -27,8 +26,8 @@ def classification_report(
 
     Args:
         model: A model of this package, or a model that contains one, of classes that exclude each other.
-        data: Labeled test images, as in `extract_features`. Classes are matched as in `accuracy`. With `num_mistakes`,
-            the images must come in the same order each time.
+        data: Labeled test images, as in `extract_features`. Each label must be a class of the model, matched as in
+            `accuracy`. With `num_mistakes`, the images must come in the same order each time.
         num_mistakes: Int of at least 0, the number of mistakes to return, most confident first.
 
     Returns:
@@ -36,9 +35,6 @@ def classification_report(
         accuracies, None for a class without images; "confusion_matrix", int64 (num_classes, num_classes), true classes
         by predicted classes. With `num_mistakes` also "mistakes", a dict of "images" in [0, 255] (number, height,
         width, channels), "labels" (number,), "probabilities" (number, num_classes) and "indices" in the data.
-
-    Raises:
-        ValueError: If an argument is out of range, a label is not a class of the model, or classes can overlap.
 
     Example:
 

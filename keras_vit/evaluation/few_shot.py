@@ -6,8 +6,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.evaluation.checks import invalid, one_or_more
-from keras_vit.evaluation.features import train_and_test
+from keras_vit.evaluation.features import invalid, one_or_more, train_and_test
 
 # The strengths of the official code, from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
@@ -32,7 +31,7 @@ def few_shot_accuracy(
 
     Args:
         model, train, test: As in `knn_accuracy`. The shots are drawn from the training images.
-        shots: Int, images per class; None uses all.
+        shots: Int, images per class, at most as many as the rarest class has; None uses all.
         seeds: Int of at least 0, or several; each seed draws other shots.
         l2: Float above 0, or several; the regularization strengths to try.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
@@ -40,9 +39,6 @@ def few_shot_accuracy(
     Returns:
         A dict: "by_seed", the test accuracy for each seed; "accuracy", their mean; "l2", the strength for each seed;
         and "by_l2", the mean test accuracy over the seeds for each strength.
-
-    Raises:
-        ValueError: If a class has fewer images than `shots`, or an argument is out of range.
 
     Example:
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.evaluation.checks import invalid
-from keras_vit.evaluation.features import train_and_test
+from keras_vit.evaluation.features import invalid, train_and_test
 
 # Test images per step; it limits the memory for their similarities to all training images.
 CHUNK = 1024
@@ -25,12 +24,9 @@ def knn_accuracy(
         train, test: The labeled training and test images, as `data` in `extract_features`. If `model` is None,
             (features, labels) of shapes (num_images, num_features) and (num_images,). Classes are matched by name if
             both have `class_names`, else by position.
-        k: Int, the number of neighbors.
+        k: Int, the number of neighbors, at most the number of training images.
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
-
-    Raises:
-        ValueError: If there are fewer training images than `k`, or an argument is out of range.
 
     Example:
 

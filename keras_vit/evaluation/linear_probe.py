@@ -6,9 +6,8 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.console import Progress
-from keras_vit.evaluation.checks import invalid, one_or_more
 from keras_vit.evaluation.classification import top_k_accuracy
-from keras_vit.evaluation.features import train_and_test
+from keras_vit.evaluation.features import invalid, one_or_more, train_and_test
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import arguments
-from keras_vit.evaluation.checks import invalid
+from keras_vit.evaluation.features import invalid
 from keras_vit.models.family import cut_from
 from keras_vit.prediction.classes import (
     final_activation,
@@ -29,10 +29,8 @@ def predict(
 
     Predictions are probabilities: the softmax of a classifier's logits, or the sigmoid for a model with
     `task="multi_label"` or a single class. With `task="regression"`, predictions are the model's outputs.
-    `keras_vit.predict_images` does the same for image files.
-
-    With `tta` (test-time augmentation), predictions are the mean over several views of each image. As in published
-    results with several crops, probabilities are averaged, not logits, so that all views count equally.
+    `keras_vit.predict_images` does the same for image files. With `tta` (test-time augmentation), predictions are the
+    mean over several views of each image.
 
     Args:
         model: A `keras.Model` with one output, (batch, num_outputs). It need not be compiled.

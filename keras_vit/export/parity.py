@@ -1,7 +1,9 @@
 """Compares the outputs of an export, in the format's runtime, with its model."""
 
 import keras
+import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
 import numpy as np
+from keras.layers import Dense, EinsumDense
 
 from keras_vit.console import Progress
 from keras_vit.models.finite import non_finite_weights
@@ -107,7 +109,11 @@ def check_finite(model, outputs=()):
 
 def check(difference, model, outputs, tolerance, export):
     """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None means the default."""
-    tolerance = _default_tolerance(model) if tolerance is None else tolerance
+    if tolerance is None:
+        # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
+        dtypes = {layer.compute_dtype for layer in sublayers(model, keras.Layer)}
+        is_exact = dtypes <= {"float32", "float64"} and on_cpu(model)
+        tolerance = 5e-2 if "bfloat16" in dtypes else 1e-4 if is_exact else 1e-2
     allowed = tolerance * max(1.0, max(float(np.abs(y).max(initial=0)) for y in outputs))
     # `not <=` is also true for NaN.
     if not difference <= allowed:
@@ -116,10 +122,63 @@ def check(difference, model, outputs, tolerance, export):
         raise ParityError(f"Expected {expected}. Received: {difference:.3g} apart. Nothing was written. {advice}")
 
 
-def _default_tolerance(model):
-    """Returns 1e-4 for float32 on a CPU, 5e-2 if any layer computes in bfloat16, else 1e-2."""
-    # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
-    dtypes = {layer.compute_dtype for layer in sublayers(model, keras.Layer)}
-    if "bfloat16" in dtypes:
-        return 5e-2
-    return 1e-4 if dtypes <= {"float32", "float64"} and on_cpu(model) else 1e-2
+PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+# Weights and activations in int8, with ranges from the user's images.
+STATIC = "int8_static"
+
+
+def with_precision(model: keras.Model, precision: str) -> keras.Model:
+    """Returns a copy with rounded weights or int8 dense kernels; float32 and int8_static return the model itself."""
+    if precision in ("float32", STATIC):
+        return model
+    copy = keras.models.clone_model(model)
+    weights = model.get_weights()
+    if precision != "int8":
+        copy.set_weights([_rounded(w, precision) for w in weights])
+        return copy
+    if not hasattr(keras.quantizers, "Int8QuantizationConfig"):
+        raise ValueError(f"Expected Keras 3.13 or newer for precision='int8'. Received: Keras {keras.__version__}")
+    copy.set_weights(weights)
+    config, kinds = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None), (Dense, EinsumDense)
+    # Without the filter, Keras would warn about each layer that it cannot quantize.
+    copy.quantize("int8", config=config, filters=lambda layer: isinstance(layer, kinds))
+    return copy
+
+
+def _rounded(weight, precision):
+    if weight.dtype != np.float32:
+        return weight
+    with np.errstate(over="ignore"):
+        rounded = weight.astype(precision).astype("float32")
+    if not np.isfinite(rounded).all():
+        largest = np.abs(weight).max()
+        raise ValueError(f"Expected weights that {precision} can hold. Received: weights of up to {largest:.3g}")
+    return rounded
+
+
+def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
+    """Casts a float32 constant to a precision; returns None if that changes values, or there are fewer than 64."""
+    if precision == "float32" or array.dtype != np.float32 or array.size < 64:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        small = array.astype(precision)
+    return small if np.array_equal(small.astype("float32"), array) else None
+
+
+def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | None = None) -> dict:
+    """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints (batch,).
+
+    Returns:
+        A dict: `num_images`, `largest` and `mean` (absolute changes), `same_top1` (images whose top-1 class stayed),
+        and with labels `before` and `after`, the accuracies in [0, 1].
+    """
+    difference = np.abs(np.asarray(after, "float64") - before)
+    ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))
+    change = {"num_images": len(ours), "largest": float(difference.max()), "mean": float(difference.mean())}
+    change["same_top1"] = int((ours == theirs).sum())
+    if labels is not None:
+        labels = np.asarray(labels)
+        if labels.shape != ours.shape:
+            raise ValueError(f"Expected one of `labels` for each of {len(ours)} images. Received: shape {labels.shape}")
+        change |= {"before": float((ours == labels).mean()), "after": float((theirs == labels).mean())}
+    return change

@@ -11,8 +11,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.export import parity
-from keras_vit.export.checked import refuse_existing, write_checked
-from keras_vit.export.formats import FORMATS
+from keras_vit.export.formats import FORMATS, refuse_existing, write_checked
 from keras_vit.files import regular_file
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
@@ -57,8 +56,8 @@ def saved_model(
     scans, or a PNG of more than 8 compressed texts). Rows that are not "ok" contain zeros, "" as labels and -1 as
     classes.
 
-    A request fails if its rank, shape or type is wrong, if the batch is empty or too large, or if a value is NaN,
-    infinite or overflows in the model. Loading the SavedModel needs neither Keras nor this package.
+    A request fails if its shape or type is wrong, if the batch is empty or too large, or if a value is not finite or
+    overflows in the model. Loading the SavedModel needs neither Keras nor this package.
 
     Args:
         model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
@@ -77,8 +76,7 @@ def saved_model(
             224 x 224.
         normalization: The layer that scales images, if the model has no `normalization` layer or changes images before
             it.
-        images: Images as the model takes them, to compare in addition to random images, or None.
-        custom_module: As in `export.onnx`.
+        images, custom_module: As in `export.onnx`.
         max_batch_size: Int, the largest number of images per request.
         max_pixels: Int, the largest height x width in `serving_bytes`, checked before decoding.
         max_input_pixels: Int, the largest height x width of `images` and of `image_size` if the model takes any size.
@@ -87,12 +85,7 @@ def saved_model(
             (batch, 2, 2), its upper left and lower right (y, x) on the image, relative to its height and width. The
             model must contain one ViT of this package, without token merging.
 
-    Returns:
-        A dict, as in `export.onnx`.
-
-    Raises:
-        ValueError: As in `export.onnx`, or if the model's input or (with `postprocess`) output is not supported.
-        FileExistsError, ImportError, ParityError, RuntimeError: As in `export.onnx`.
+    Returns and raises as `export.onnx`, and a ValueError if the input or, with `postprocess`, output is not supported.
 
     Example:
 

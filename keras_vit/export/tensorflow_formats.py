@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_vit.export.precision import STATIC, stored
+from keras_vit.export.parity import STATIC, stored
 from keras_vit.export.saved_files import write_plain
 from keras_vit.layers.kernels import in_one_piece
 

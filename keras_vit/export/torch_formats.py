@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vit.export import parity
-from keras_vit.export.precision import stored
+from keras_vit.export.parity import stored
 
 
 def torch_module(model: keras.Model):
@@ -114,12 +114,9 @@ def _traced(model, precision):
             values = {}
             for i, variable in enumerate(model.variables):
                 values[id(variable)] = getattr(self, f"weight_{i}").to(variable.value.dtype)
-            outputs, _ = model.stateless_call(
-                [values[id(v)] for v in model.trainable_variables],
-                [values[id(v)] for v in model.non_trainable_variables],
-                images,
-                training=False,
-            )
+            groups = model.trainable_variables, model.non_trainable_variables
+            weights, others = ([values[id(variable)] for variable in group] for group in groups)
+            outputs, _ = model.stateless_call(weights, others, images, training=False)
             return tuple(keras.tree.flatten(outputs))
 
     device = model.variables[0].value.device if model.variables else "cpu"

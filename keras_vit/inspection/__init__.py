@@ -1,19 +1,18 @@
 """Computes and plots attention, weights, training histories and predictions."""
 
-from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
+from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout, token_attention_maps
 from keras_vit.inspection.attention_plots import (
+    TensorBoardAttention,
+    attention_overlay,
     plot_attention_distance,
     plot_attention_maps,
     plot_attention_rollout,
     plot_token_attention,
 )
-from keras_vit.inspection.grad_cam import grad_cam
-from keras_vit.inspection.gradients import gradient_rollout
+from keras_vit.inspection.gradients import grad_cam, gradient_rollout
 from keras_vit.inspection.inputs import patch_layout
-from keras_vit.inspection.overlays import TensorBoardAttention, attention_overlay
 from keras_vit.inspection.plots import plot_history, plot_predictions
 from keras_vit.inspection.report import write_report
-from keras_vit.inspection.token_attention import token_attention_maps
 from keras_vit.inspection.weights import (
     embedding_filters,
     plot_embedding_filters,

@@ -55,13 +55,9 @@ class AttentionPooling(CompositeLayer):
         self.probe = self.add_weight(
             name="probe", shape=(1, 1, hidden_dim), initializer=initializers.xavier_uniform(1, hidden_dim)
         )
-        self.attention = keras.layers.MultiHeadAttention(
-            self.num_heads,
-            head_dim,
-            kernel_initializer=initializers.xavier_uniform(hidden_dim, self.num_heads * head_dim),
-            dtype=self.dtype_policy,
-            name="attention",
-        )
+        options = {"kernel_initializer": initializers.xavier_uniform(hidden_dim, self.num_heads * head_dim)}
+        options |= {"dtype": self.dtype_policy, "name": "attention"}
+        self.attention = keras.layers.MultiHeadAttention(self.num_heads, head_dim, **options)
         self.attention.build(probe_shape, tokens_shape)
         # Passed to the constructor, `trainable` would not reach the attention's inner layers.
         if not self.trainable:

@@ -96,7 +96,12 @@ class CompositeLayer(Layer):
         layers = self._dense_layers_by_path()
         for path, options in changes.get("lora", {}).items():
             layers[path].enable_lora(options["rank"], lora_alpha=options["alpha"])
-        self._quantize(changes.get("quantized", {}))
+        for path, options in changes.get("quantized", {}).items():
+            # A map of policies quantizes a layer when it is built.
+            if layers[path].quantization_mode is None:
+                config = keras.saving.deserialize_keras_object(options["config"])
+                # Older Keras versions take no config.
+                layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))
         if "frozen" in changes:
             for weight in self._trained():
                 weight.trainable = self._below(weight.path) not in changes["frozen"]
@@ -127,16 +132,6 @@ class CompositeLayer(Layer):
         if any(weight.trainable != self.trainable for weight in weights):
             changes["frozen"] = [self._below(weight.path) for weight in weights if not weight.trainable]
         return changes
-
-    def _quantize(self, quantized):
-        layers = self._dense_layers_by_path()
-        for path, options in quantized.items():
-            # A map of policies quantizes a layer when it is built.
-            if layers[path].quantization_mode is not None:
-                continue
-            config = keras.saving.deserialize_keras_object(options["config"])
-            # Older Keras versions take no config.
-            layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))
 
     def _trained(self):
         """Returns the weights without the statistics of batch normalization, which are never trained."""

@@ -20,17 +20,9 @@ def pooling(pool_type, padding, name, dtype):
 def conv(kind, kernel_size, strides, padding, **options):
     """Returns a (depthwise) convolution layer of class `kind`, without bias. `convolve` calls it."""
     depthwise = kind is keras.layers.DepthwiseConv2D
-    initializer = {f"{'depthwise' if depthwise else 'kernel'}_initializer": FanOutNormal()}
-    symmetric = strides > 1 and padding == "symmetric"
-    return kind(
-        kernel_size=kernel_size,
-        strides=strides,
-        padding="valid" if symmetric else "same",
-        data_format="channels_last",
-        use_bias=False,
-        **initializer,
-        **options,
-    )
+    options[f"{'depthwise' if depthwise else 'kernel'}_initializer"] = FanOutNormal()
+    options["padding"] = "valid" if strides > 1 and padding == "symmetric" else "same"
+    return kind(kernel_size=kernel_size, strides=strides, data_format="channels_last", use_bias=False, **options)
 
 
 def convolve(layer, images):

@@ -30,15 +30,13 @@ class Patches(Layer):
     """Cuts images into flattened patches, without a projection.
 
     Patches are in row-major order, channels last. Pixels at the bottom and right that do not fill a patch are dropped.
+    An image that is smaller than one patch raises a ValueError.
 
     Args:
         patch_size: Int, or (height, width), in pixels.
 
     Input shape: (batch, height, width, channels).
     Output shape: (batch, num_patches, patch_height * patch_width * channels).
-
-    Raises:
-        ValueError: If an image is smaller than one patch.
 
     Example:
 
@@ -74,9 +72,6 @@ class PatchEmbedding(Layer):
         use_bias: Bool, whether the projection has a bias.
 
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
-
-    Raises:
-        ValueError: If an image is smaller than one patch.
 
     Example:
 

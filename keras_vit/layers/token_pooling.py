@@ -12,15 +12,12 @@ class TokenPooling(Layer):
     Args:
         method: "token" (a prefix token), "gap" (the mean of the patches) or "token_gap" (both, concatenated).
         num_prefix_tokens: Int, the number of tokens before the patches.
-        index: Int, the prefix token to take: 0 is the class token, 1 DeiT's distillation token.
+        index: Int below `num_prefix_tokens`, the prefix token: 0 is the class token, 1 DeiT's distillation token.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
         sizes: (batch, num_prefix_tokens + num_patches) or None, the number of patches merged into each token. It is
             the weight in the mean.
-
-    Raises:
-        ValueError: If `index` is not below `num_prefix_tokens` with method="token" or "token_gap".
 
     Example:
 
@@ -49,16 +46,15 @@ class TokenPooling(Layer):
     def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]
-        mean = self._mean_of_patches(tokens, sizes)
-        return mean if self.method == "gap" else ops.concatenate([tokens[:, self.index], mean], axis=-1)
-
-    def _mean_of_patches(self, tokens, sizes):
         # A half-precision sum of hundreds of numbers would be too inexact for the head.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         if sizes is None:
-            return ops.cast(ops.mean(patches, axis=1), self.compute_dtype)
-        weights = ops.cast(sizes[:, self.num_prefix_tokens :, None], "float32")
-        return ops.cast(ops.sum(patches * weights, axis=1) / ops.sum(weights, axis=1), self.compute_dtype)
+            mean = ops.mean(patches, axis=1)
+        else:
+            weights = ops.cast(sizes[:, self.num_prefix_tokens :, None], "float32")
+            mean = ops.sum(patches * weights, axis=1) / ops.sum(weights, axis=1)
+        mean = ops.cast(mean, self.compute_dtype)
+        return mean if self.method == "gap" else ops.concatenate([tokens[:, self.index], mean], axis=-1)
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None):
         return tokens_shape[0], tokens_shape[-1] * (2 if self.method == "token_gap" else 1)

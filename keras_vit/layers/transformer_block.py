@@ -7,8 +7,24 @@ from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
-from keras_vit.layers.rematerialization import recompute
 from keras_vit.layers.token_merging import match, merge, num_merged
+
+ON_TORCH = keras.backend.backend() == "torch"
+
+
+def recompute(function, tensor, weights, dropouts):
+    """Returns `function(tensor)`, recomputed for the gradient; it reads `weights` and calls each of `dropouts` once."""
+    # keras.remat would draw new dropout masks when recomputing, and leak the seeds' state on JAX. It restores only
+    # PyTorch's generator, which layers without a seed use on PyTorch.
+    seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
+    states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in seeded]
+
+    def run(tensor, *values):
+        with keras.StatelessScope([*zip(weights, values, strict=True), *states]):
+            return function(tensor)
+
+    # TensorFlow has no gradient for captured tensors, and in eager mode doubles the gradient of captured variables.
+    return keras.remat(run)(tensor, *(weight.value for weight in weights))
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -101,35 +117,18 @@ class TransformerBlock(CompositeLayer):
         self.seed = seed
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
         self.norm_1 = self._norm("norm_1")
+        options = {"qk_norm": qk_norm, "layer_norm_epsilon": layer_norm_epsilon, "rotary_layout": rotary_layout}
+        options |= {"max_relative_distance": max_relative_distance, "output_norm": attention_norm}
+        options |= {"dropout_rate": attention_dropout_rate, "use_bias": qkv_bias, "key_bias": key_bias}
         self.attention = MultiHeadSelfAttention(
-            num_heads,
-            dropout_rate=attention_dropout_rate,
-            qk_norm=qk_norm,
-            layer_norm_epsilon=layer_norm_epsilon,
-            max_relative_distance=max_relative_distance,
-            use_bias=qkv_bias,
-            key_bias=key_bias,
-            output_norm=attention_norm,
-            rotary_layout=rotary_layout,
-            seed=attention_seed,
-            name="attention",
-            **self.inherited,
+            num_heads, seed=attention_seed, name="attention", **options, **self.inherited
         )
         self.dropout = keras.layers.Dropout(dropout_rate, seed=dropout_seed, dtype=self.dtype_policy, name="dropout")
         self.layer_scale_1 = self._layer_scale("layer_scale_1")
         self.drop_path_1 = DropPath(drop_path_rate, seed=path_1_seed, dtype=self.dtype_policy, name="drop_path_1")
         self.norm_2 = self._norm("norm_2")
-        self.mlp = MLP(
-            mlp_dim,
-            activation,
-            dropout_rate,
-            mlp_seed,
-            gated=gated_mlp,
-            inner_norm=mlp_norm,
-            layer_norm_epsilon=layer_norm_epsilon,
-            name="mlp",
-            **self.inherited,
-        )
+        options = {"gated": gated_mlp, "inner_norm": mlp_norm, "layer_norm_epsilon": layer_norm_epsilon}
+        self.mlp = MLP(mlp_dim, activation, dropout_rate, mlp_seed, name="mlp", **options, **self.inherited)
         self.layer_scale_2 = self._layer_scale("layer_scale_2")
         self.drop_path_2 = DropPath(drop_path_rate, seed=path_2_seed, dtype=self.dtype_policy, name="drop_path_2")
         self.input_spec = keras.layers.InputSpec(ndim=3)
@@ -178,16 +177,9 @@ class TransformerBlock(CompositeLayer):
         return outputs
 
     def _run(self, tokens, sizes, rotary, training, return_attention_scores, num_outputs, merges):
-        x = self.run(
-            self.attention,
-            self.run(self.norm_1, tokens),
-            sizes=sizes,
-            rotary=rotary,
-            training=training,
-            return_attention_scores=return_attention_scores,
-            return_keys=merges,
-            num_queries=None if return_attention_scores else num_outputs,
-        )
+        options = {"return_attention_scores": return_attention_scores, "return_keys": merges, "training": training}
+        options["num_queries"] = None if return_attention_scores else num_outputs
+        x = self.run(self.attention, self.run(self.norm_1, tokens), sizes=sizes, rotary=rotary, **options)
         x, *more = x if isinstance(x, tuple) else (x,)
         if num_outputs:
             x, tokens = x[:, :num_outputs], tokens[:, :num_outputs]

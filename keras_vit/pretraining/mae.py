@@ -14,9 +14,9 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, to
 class MAE(MaskedImageModel):
     """Pre-trains a ViT as a masked autoencoder: it encodes the visible patches, and a decoder predicts the masked ones.
 
-    75% of the patches are dropped after positions are added, so a step costs a fraction of a full step. A small decoder
-    gets the encoded patches, a learned mask token for all masked patches, and fixed sine-cosine positions. It predicts
-    the pixels of each patch, by default normalised per patch; the loss is the mean squared error on masked patches.
+    75% of the patches are dropped after positions are added. A small decoder gets the encoded patches, a learned mask
+    token for all masked patches, and fixed sine-cosine positions. It predicts the pixels of each patch, by default
+    normalised per patch; the loss is the mean squared error on masked patches.
 
     Compile with an optimizer and no loss, and fit on images; labels are ignored. `evaluate` returns the loss on new
     random masks, `reconstruct` pictures of the predictions. Calling the model on images returns a dict: "prediction",
@@ -25,10 +25,9 @@ class MAE(MaskedImageModel):
     num_patches), each patch's index in that order.
 
     `plain_model` is the backbone, which is trained in place except for its head. `save`, `export` and
-    `keras.callbacks.ModelCheckpoint` write only the backbone; `save_weights` writes everything that a resumed run
-    needs, with the optimizer and the random state. To fine-tune, use the backbone, or add a head,
-    `keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output))`, or load its weights into a ViT with another
-    head or size: `keras_vit.save_weights(backbone, path)`, then `keras_vit.ViT(..., num_classes=10, weights=path)`.
+    `keras.callbacks.ModelCheckpoint` write only the backbone; `save_weights` also keeps the optimizer and the random
+    state. To fine-tune, add a head, `keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output))`, or load
+    `keras_vit.save_weights(backbone, path)` into a ViT of another head or size, `keras_vit.ViT(..., weights=path)`.
 
     Args:
         backbone: A ViT of this package for a fixed image size. Hybrids, whose ResNet sees masked pixels, and relative
@@ -41,9 +40,6 @@ class MAE(MaskedImageModel):
         decoder_mlp_dim: Int. None takes 4 * decoder_hidden_dim.
         norm_pixels: Bool, whether to normalise the target to mean 0 and variance 1 per patch.
         seed: Int or None, the random seed of the masks.
-
-    Raises:
-        ValueError: If an argument is out of range, or the backbone is not supported.
 
     Example:
 

@@ -20,11 +20,9 @@ class SimMIM(MaskedImageModel):
         backbone: A ViT of this package for a fixed image size.
         mask_ratio: Float in (0, 1), the fraction of masked squares, rounded up.
         mask_unit: Int or (height, width) of a square in pixels, a multiple of the patch size. Squares at the right and
-            bottom may be cut off. None means 32 pixels, or a quarter of the image if this is smaller, in whole patches.
+            bottom may be cut off; some must stay visible. None means 32 pixels, or a quarter of the image if this is
+            smaller, in whole patches.
         seed: Int or None, the random seed of the masks.
-
-    Raises:
-        ValueError: If an argument is out of range, the mask hides the whole image, or the backbone is not supported.
 
     Example:
 

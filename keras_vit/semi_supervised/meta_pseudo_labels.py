@@ -8,7 +8,64 @@ from keras_vit import arguments
 from keras_vit.distribution.processes import num_processes
 from keras_vit.models.wrapper import TrainingWrapper
 from keras_vit.prediction.classes import output_activation
-from keras_vit.semi_supervised.meta_teacher import MetaTeacher, cross_entropy
+
+
+class MetaTeacher(keras.Model):
+    """Trains the teacher of `MetaPseudoLabels` with Keras' own train step.
+
+    Batches are (images, (labels, drawn, feedback, growth)). The images are the labelled images, the unlabelled images
+    and the augmented unlabelled images, in this order. `labels` and `drawn` are classes; `feedback` and the `growth` of
+    `uda_weight` are scalars.
+    """
+
+    def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):
+        super().__init__(dtype=model.dtype_policy, autocast=False)
+        self.model = model
+        self.label_smoothing = arguments.rate("label_smoothing", label_smoothing)
+        self.uda_weight = arguments.number("uda_weight", uda_weight)
+        if self.uda_weight < 0:
+            raise arguments.invalid("uda_weight", "a number of at least 0", uda_weight)
+        self.uda_temperature = arguments.positive_number("uda_temperature", uda_temperature)
+        self.uda_threshold = arguments.rate("uda_threshold", uda_threshold)
+        self._parts = [keras.metrics.Mean(name=name) for name in ("supervised_loss", "uda_loss", "feedback")]
+        self.built = True
+
+    @property
+    def state(self):
+        """The variables in the groups that a step on JAX takes and returns."""
+        optimizer = [] if self.optimizer is None else self.optimizer.variables
+        return self.trainable_variables, self.non_trainable_variables, optimizer, self.metrics_variables
+
+    def call(self, images, training=None):
+        return self.model(images, training=training)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        labels, drawn, feedback, growth = y
+        first, count = ops.shape(labels)[0], ops.shape(drawn)[0]
+        clean, augmented = y_pred[first : first + count], y_pred[first + count :]
+        supervised = ops.mean(cross_entropy(labels, y_pred[:first], self.label_smoothing))
+        target = ops.stop_gradient(ops.softmax(ops.cast(clean, "float32") / self.uda_temperature))
+        sure = ops.cast(ops.max(target, axis=-1) >= self.uda_threshold, "float32")
+        uda = ops.mean(sure * cross_entropy(target, augmented))
+        for mean, value in zip(self._parts, (supervised, uda, feedback), strict=True):
+            mean.update_state(value)
+        meta = feedback * ops.mean(cross_entropy(drawn, augmented))
+        # self.losses contains the losses of weight regularizers.
+        return sum(self.losses, meta + self.uda_weight * growth * uda + supervised)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return self.get_metrics_result()
+
+
+def cross_entropy(labels, logits, label_smoothing=0.0):
+    """Returns the cross-entropy, float32 (batch,). `labels` are classes, or a probability for each class."""
+    logits = ops.cast(logits, "float32")
+    num_classes = logits.shape[-1]
+    if len(labels.shape) == 1:
+        labels = ops.one_hot(labels, num_classes, dtype="float32")
+        labels = labels * (1 - label_smoothing) + label_smoothing / num_classes
+    return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
+
 
 # The momentum of the feedback's moving mean, as in the released code.
 _MOMENTUM = 0.99
@@ -29,13 +86,12 @@ class MetaPseudoLabels(TrainingWrapper):
        term uda is the cross-entropy of augmented images with the teacher's softened probabilities of the same images
        without augmentation, if these probabilities are confident.
 
-    `evaluate`, `predict` and calls use only the student. `plain_model` is the student; both models are trained in
-    place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the student; `save_weights` and
-    `keras_vit.training.fit` keep both models and both optimizers. Afterwards, the student can be fine-tuned on the
-    labelled images like any model: `student.compile(...)` and `student.fit(...)`.
+    Both models are trained in place. `evaluate`, `predict` and calls use only the student, `plain_model`, and `save`,
+    `export` and `keras.callbacks.ModelCheckpoint` write only it; `save_weights` and `keras_vit.training.fit` keep both
+    models and both optimizers. Afterwards, the student can be fine-tuned on the labelled images like any model.
 
-    In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Further metrics are
-    `teacher_loss`, its parts `supervised_loss` and `uda_loss` (unweighted), and `feedback`, all of them means.
+    In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Further metrics are the
+    means of `teacher_loss`, its parts `supervised_loss` and `uda_loss` (unweighted), and `feedback`.
 
     Args:
         teacher, student: Built `keras.Model`s of any kinds from the same images to logits, (batch, num_classes).
@@ -47,7 +103,6 @@ class MetaPseudoLabels(TrainingWrapper):
         baseline: Bool, subtract a moving mean from the feedback, as the released code does and the paper's equation
             does not. It lowers the variance.
         seed: Int, for drawing labels; None for a random one.
-        **kwargs: Other arguments of `keras.Model`.
 
     Raises:
         ValueError: If an argument is out of range, or the models do not match or do not give logits.
@@ -66,10 +121,9 @@ class MetaPseudoLabels(TrainingWrapper):
     ['accuracy', 'feedback', 'loss', 'supervised_loss', 'teacher_loss', 'uda_loss']
 
     Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A; the defaults are from the
-    released code for CIFAR-10 with 4,000 labels. The released code differs from the paper and from this class in two
-    ways. Its labels are the teacher's soft probabilities, so the gradient of the feedback's term is 0 (`softmax(z) -
-    softmax(z)`), and the teacher learns nothing from the student. Its feedback has the opposite sign. This class draws
-    labels and computes both losses of the feedback in inference mode, so that dropout does not outweigh the step.
+    released code for CIFAR-10 with 4,000 labels. That code differs from the paper and from this class: its labels are
+    soft, so that the gradient of the feedback's term is 0, and its feedback has the opposite sign. This class computes
+    both losses of the feedback in inference mode, so that dropout does not outweigh the step.
     """
 
     def __init__(

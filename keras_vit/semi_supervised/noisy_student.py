@@ -25,10 +25,8 @@ def noisy_student(
     A round labels `images` by `pseudo_labels`, builds a student and trains it by `train`. The folder gets a folder
     `round_1` and so on, with `pseudo_labels.npz`, `checkpoints` for `train` to use, and `student.keras`. The same call
     resumes a killed run: it reads the finished rounds, and calls `train` again for the interrupted round, with the
-    stored labels, a new student and the same folder of checkpoints.
-
-    The noise comes from the student's training: dropout and stochastic depth of the builder, and RandAugment of the
-    data that `train` reads. The labels come from clean images and a teacher in inference mode, which is not trained.
+    stored labels, a new student and the same folder of checkpoints. The noise comes from the student's dropout and
+    stochastic depth, and from RandAugment of the data that `train` reads.
 
     Args:
         teacher: The first teacher, trained on the labelled images; as for `pseudo_labels`.

@@ -156,16 +156,10 @@ def pseudo_labels(
     chosen = _choose(classes, confidences, settings["threshold"], settings["per_class"])
     if not len(chosen):
         raise arguments.invalid("threshold", f"at most the largest confidence, {confidences.max()}", threshold)
-    labels = classes if kind == "hard" else _softmax(logits / settings["temperature"])
-    return PseudoLabels(
-        indices=chosen,
-        labels=labels[chosen].astype("int32" if kind == "hard" else "float32"),
-        confidences=confidences[chosen].astype("float32"),
-        class_names=names,
-        class_counts=tuple(np.bincount(classes[np.unique(chosen)], minlength=len(names)).tolist()),
-        settings={**settings, "num_images": len(logits)},
-        teacher=described(teacher),
-    )
+    labels = classes.astype("int32") if kind == "hard" else _softmax(logits / temperature).astype("float32")
+    counts = tuple(np.bincount(classes[np.unique(chosen)], minlength=len(names)).tolist())
+    settings["num_images"], confidences = len(logits), confidences[chosen].astype("float32")
+    return PseudoLabels(chosen, labels[chosen], confidences, names, counts, settings, described(teacher))
 
 
 def described(model) -> dict:

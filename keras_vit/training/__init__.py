@@ -2,15 +2,13 @@
 
 from keras_vit.training.checks import preflight
 from keras_vit.training.compiling import compile_forward
-from keras_vit.training.fitting import fit
-from keras_vit.training.layer_decay import LayerDecay
-from keras_vit.training.optimizers import SGD, AdamW
+from keras_vit.training.fitting import TerminateOnNaN, fit
+from keras_vit.training.optimizers import SGD, AdamW, LayerDecay
 from keras_vit.training.recipes import RECIPES
 from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.settings import Recipe
-from keras_vit.training.terminate_on_nan import TerminateOnNaN
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora, unfreeze
 
 __all__ = [

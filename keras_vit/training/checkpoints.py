@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -53,11 +54,10 @@ class CheckpointSlots:
     def save(self, step, facts, arrays):
         """Writes the checkpoint of a step, keeps the newest `slots` checkpoints, and returns the new path."""
         path = self.folder / f"step_{step:012d}.npz"
-        header = np.frombuffer(
-            json.dumps({"format": _FORMAT, "arrays": sorted(arrays), "facts": facts}).encode(), "uint8"
-        )
+        header = json.dumps({"format": _FORMAT, "arrays": sorted(arrays), "facts": facts}).encode()
+        arrays = {f"arrays/{name}": array for name, array in arrays.items()}
         with replacing(path) as draft, open(draft, "wb") as file:
-            np.savez(file, header=header, **{f"arrays/{name}": array for name, array in arrays.items()})
+            np.savez(file, header=np.frombuffer(header, "uint8"), **arrays)
             file.flush()
             os.fsync(file.fileno())
         others = [other for other in self.paths() if other != path]
@@ -109,11 +109,8 @@ def model_arrays(model):
     arrays = {}
     for group, variables in _variables(model).items():
         # The metrics of each PyTorch process are sums over its images.
-        values = (
-            map(ops.convert_to_numpy, summed(variables))
-            if group == "metrics" and torch_group()
-            else map(to_numpy, variables)
-        )
+        in_parts = group == "metrics" and torch_group()
+        values = map(ops.convert_to_numpy, summed(variables)) if in_parts else map(to_numpy, variables)
         arrays |= {f"{group}/{i:05d}": storable(value) for i, value in enumerate(values)}
     return arrays
 
@@ -168,3 +165,24 @@ def _variables(model):
 def storable(array):
     """Casts arrays that NumPy cannot write, such as bfloat16, to float32, which represents their values exactly."""
     return array if array.dtype.kind in "biuf" else array.astype("float32")
+
+
+def generator_states():
+    """Returns the states of PyTorch's generators, which Keras' unseeded Dropout uses; {} on other backends."""
+    if keras.backend.backend() != "torch":
+        return {}
+    import torch  # noqa: TID251  Keras has no way to read its generators.
+
+    states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    return {f"torch/{i:05d}": state.numpy() for i, state in enumerate(states)}
+
+
+def set_generator_states(states):
+    """Restores the result of `generator_states`; does nothing on other backends."""
+    names = sorted(name for name in states if name.startswith("torch/"))
+    if names and keras.backend.backend() == "torch":
+        import torch  # noqa: TID251
+
+        first, *others = (torch.from_numpy(states[name]) for name in names)
+        torch.set_rng_state(first)
+        torch.cuda.set_rng_state_all(others[: torch.cuda.device_count()])

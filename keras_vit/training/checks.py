@@ -25,7 +25,6 @@ from keras_vit.training.labels_and_loss import (
     label_doubts,
     label_problem,
     loss_problems,
-    loss_text,
     metric_problems,
     task_problem,
 )
@@ -87,14 +86,11 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
     It reads a few batches and runs the model; no weight changes. One error lists all mistakes. The logger "keras_vit"
     warns of settings that are unusual but possible. `keras_vit.training.run` and `keras-vit train` call this first.
-    Before your own `model.fit`, call it with the same arguments.
 
     Args:
         model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.
-        data: As `x` of `model.fit`, or (images, labels) as arrays.
-        validation_data: As `data`; None for none.
-        epochs: Int, passes over the data.
-        steps_per_epoch: Int, batches per epoch; None: as many as the data has.
+        data, validation_data: As for `model.fit`, or (images, labels) as arrays.
+        epochs, steps_per_epoch: As for `model.fit`.
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 prints the result.
 
@@ -132,7 +128,10 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     problems += step_problems(seen, steps, steps_per_epoch, replicas)
     parameters = count_parameters(model)
     in_half = any(x.compute_dtype == "float16" and x.trainable_weights for x in sublayers(model, keras.Layer))
-    if compiled and in_half and not _scales_loss(model.optimizer):
+    optimizer = model.optimizer if compiled else None
+    while optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    if compiled and in_half and optimizer is None:
         doubts.append(
             "some layers compute in float16, in which small gradients are lost: wrap the optimizer in "
             "keras.optimizers.LossScaleOptimizer"
@@ -149,11 +148,15 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         raise ValueError(problems[0] if len(problems) == 1 else f"The training setup has several mistakes:{listed}")
     for text in doubts:
         logger.warning("%s", text)
-
     initial_loss = None
     if compiled and len(seen.first) > 1:
         initial_loss = float(model.test_on_batch(*seen.first, return_dict=True)["loss"])
         model.reset_metrics()
+    loss_text = None
+    if compiled and loss is None:
+        loss_text = getattr(model.loss, "name", None) or getattr(model.loss, "__name__", None) or str(model.loss)
+    elif compiled:
+        loss_text = f"{loss.name} of {'logits' if loss.from_logits else 'probabilities'}"
     labels = labels if isinstance(labels, np.ndarray) else None
     counts = count_classes(all_labels, num_classes, loss)
     result = Findings(
@@ -167,7 +170,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         values=None if images is None else (float(images.min()), float(images.max())),
         expected_values=input_range(model),
         labels=None if labels is None else f"{labels.dtype} of shape {(seen.batch_size, *labels.shape[1:])}",
-        loss=loss_text(model.loss, loss) if compiled else None,
+        loss=loss_text,
         initial_loss=initial_loss,
         chance_loss=math.log(num_classes) if loss and loss.kind != "multi_hot" and num_classes else None,
         trainable=parameters.trainable,
@@ -216,10 +219,15 @@ def look(data, batch_size=32):
     size = len(keras.tree.flatten(found[0][0])[0]) if found else 0
     if not size:
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
+    images = [batch[0] for batch in found]
+    if not isinstance(images[0], np.ndarray):
+        # If there are several inputs, the images are the only input of rank 4.
+        parts = [[part for part in keras.tree.flatten(x) if np.ndim(part) == 4] for x in images]
+        images = [part[0] if len(part) == 1 else None for part in parts]
     labels = [batch[1] for batch in found if len(batch) > 1]
     spec = keras.tree.flatten(getattr(data, "element_spec", ()))[:1]
     return Data(
-        images=_joined([_image_input(batch[0]) for batch in found]),
+        images=_joined(images),
         labels=keras.tree.map_structure(lambda *arrays: _joined(arrays), *labels) if labels else None,
         first=found[0],
         batch_size=size * getattr(data, "num_shards", 1),
@@ -230,14 +238,6 @@ def look(data, batch_size=32):
         num_classes=getattr(data, "num_classes", None),
         all_labels=to_numpy(all_labels) if isinstance(all_labels, list) else all_labels,
     )
-
-
-def _image_input(x):
-    """Returns a single input, or the only input of rank 4 among several, or None."""
-    if isinstance(x, np.ndarray):
-        return x
-    found = [part for part in keras.tree.flatten(x) if isinstance(part, np.ndarray) and part.ndim == 4]
-    return found[0] if len(found) == 1 else None
 
 
 def _joined(parts):
@@ -313,12 +313,6 @@ def step_problems(seen, steps, steps_per_epoch, replicas):
         )
 
 
-def _scales_loss(optimizer):
-    while optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return optimizer is not None
-
-
 def _memory(model, graph, seen):
     """Estimates the bytes of weights, gradients, optimizer and activations; None if the layers are unknown."""
     try:
@@ -329,7 +323,6 @@ def _memory(model, graph, seen):
     optimizer = getattr(model, "optimizer", None)
     # An optimizer that is not built has one or two moments of each weight, and perhaps their average.
     copies = (1 if getattr(optimizer, "momentum", None) is not None else 2) + bool(getattr(optimizer, "use_ema", False))
-    built = optimizer is not None and optimizer.built
-    kept = optimizer.variables if built else model.trainable_weights * copies
+    kept = optimizer.variables if getattr(optimizer, "built", False) else model.trainable_weights * copies
     variables = [*model.weights, *model.trainable_weights, *kept]
     return activations + sum(int(np.prod(v.shape)) * (2 if "16" in str(v.dtype) else 4) for v in variables)

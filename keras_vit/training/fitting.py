@@ -1,7 +1,9 @@
+import keras
 import numpy as np
 
 from keras_vit import arguments
 from keras_vit.distribution.synchronization import check_synchronized
+from keras_vit.models.finite import non_finite_weights
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.epochs import Epochs, one_batch
 from keras_vit.training.resume import ResumableRun
@@ -12,12 +14,9 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
     """Trains like `model.fit`, and resumes an interrupted run at its last checkpoint.
 
     If you start the same script again, it continues at the step of the last checkpoint. The result equals an
-    uninterrupted run, bit for bit on one machine if the backend is deterministic. A checkpoint contains the model's
-    variables, random generators, optimizer, metrics, history, callbacks and position in the data. Each epoch sets the
-    global random seeds, so that a restart shuffles and augments the data in the same way.
-
-    To continue a finished run, start it again with more `epochs`. If a callback such as EarlyStopping has stopped the
-    run, start it again without that callback. A loss or weight that is not finite stops the run, and the model gets the
+    uninterrupted run, bit for bit on one machine if the backend is deterministic, because each epoch sets the global
+    random seeds. To continue a finished run, start it again with more `epochs`; if a callback such as EarlyStopping has
+    stopped the run, without that callback. A loss or weight that is not finite stops the run, and the model gets the
     weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
 
     Args:
@@ -106,24 +105,35 @@ def train(
         facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
         record["data"] = describe_data(data.latest, batch, steps, **facts)
         run.begin({"seed": seed, **record}, allow)
+        facts_of_fit = {"batch_size": batch_size, "class_weight": class_weight}
         while not run.ended:
             first = run.batch
             x, steps = data.batches(run.epoch, first, run.restore_generators)
             run.set_params({**params, "steps": steps})
-            model.fit(
-                x,
-                callbacks=run,
-                initial_epoch=run.epoch,
-                epochs=run.epoch + 1,
-                batch_size=batch_size,
-                shuffle=False,
-                class_weight=class_weight,
-                steps_per_epoch=None if steps is None else steps - first,
-                verbose=verbose,
-                **options,
-            )
+            part = {"initial_epoch": run.epoch, "epochs": run.epoch + 1}
+            part["steps_per_epoch"] = None if steps is None else steps - first
+            model.fit(x, callbacks=run, shuffle=False, **facts_of_fit, **part, verbose=verbose, **options)
             if not run.ended:
                 run.undo_average()
         run.end()
     run.history = model.history
     return run
+
+
+class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
+    """Stops training at a NaN or infinite loss, or after an epoch if weights are NaN or infinite.
+
+    On TensorFlow, ReLU can turn NaN into 0, so that the loss stays finite although weights are NaN.
+
+    Example:
+
+    >>> model = keras_vit.ViT("Ti/16", image_size=32, num_classes=2, num_layers=1)
+    >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> callbacks = [keras_vit.training.TerminateOnNaN()]
+    >>> _ = model.fit(np.zeros((2, 32, 32, 3)), np.zeros(2), callbacks=callbacks, verbose=0)
+    """
+
+    def on_epoch_end(self, epoch, logs=None):
+        if found := non_finite_weights(self.model):
+            print(f"\nStopped after epoch {epoch + 1}: {len(found)} weights are NaN or infinite, such as {found[0]!r}.")
+            self.model.stop_training = True

@@ -1,5 +1,6 @@
 """Checks that the labels, outputs, loss and metrics of a classifier fit each other."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -40,13 +41,11 @@ def classification_heads(model, graph, seen, compiled):
             loss = kind and Loss("a classifier", kind, True)
         return [Head("", labels, all_labels, sizes[0] if len(sizes) == 1 else None, loss)]
     sizes, heads = dict(zip(graph.output_names, sizes, strict=True)), []
+    if isinstance(losses, (list, tuple)):
+        losses = dict(zip(graph.output_names, losses, strict=False))
     pairs = labels.items() if isinstance(labels, dict) else zip(graph.output_names, labels, strict=False)
-    for number, (name, part) in enumerate(pairs):
-        loss = losses
-        if isinstance(losses, (list, tuple)):
-            loss = dict(enumerate(losses)).get(number)
-        elif isinstance(losses, dict):
-            loss = losses.get(name)
+    for name, part in pairs:
+        loss = losses.get(name) if isinstance(losses, dict) else losses
         all_part = all_labels[name] if isinstance(all_labels, dict) else None
         heads.append(Head(name, part, all_part, sizes.get(name), recognised_loss(loss)))
     return heads
@@ -112,13 +111,11 @@ def label_problem(labels, num_classes, loss):
 
 def _class_problem(labels, num_classes):
     """Returns the mistake in labels that should be classes, or None."""
-    if not labels.size:
-        return None
-    low, high = labels.min(), labels.max()
     if (labels % 1 != 0).any():
         return f"Expected integers as labels. Received: numbers as {labels[labels % 1 != 0].flat[0]:g}"
-    if num_classes == 1 or (low >= 0 and high < num_classes):
+    if not labels.size or num_classes == 1 or (labels.min() >= 0 and labels.max() < num_classes):
         return None
+    low, high = labels.min(), labels.max()
     counted = " They look as if counted from 1: subtract 1." if low >= 1 and high == num_classes else ""
     expected = f"Expected labels from 0 to {num_classes - 1}, as the model has {num_classes} outputs"
     return f"{expected}. Received: labels from {low:g} to {high:g}.{counted}"
@@ -178,7 +175,7 @@ def metric_problems(model, loss, num_classes):
         return []
     given = [compiled.get("metrics"), compiled.get("weighted_metrics")] if loss.from_logits else []
     problems = []
-    for metric in [metric for metrics in given if isinstance(metrics, (list, tuple)) for metric in metrics]:
+    for metric in itertools.chain(*(metrics for metrics in given if isinstance(metrics, (list, tuple)))):
         if isinstance(metric, dict):
             name, config = metric.get("class_name"), metric.get("config") or {}
             key, means_probabilities = _OF_PROBABILITIES.get(name, ("", lambda value: False))
@@ -194,10 +191,3 @@ def metric_problems(model, loss, num_classes):
                 f"probabilities. keras.metrics.{better}({remedy}) takes logits."
             )
     return problems
-
-
-def loss_text(compiled, loss):
-    """Describes a compiled loss; `loss` is its `Loss` or None."""
-    if loss is None:
-        return getattr(compiled, "name", None) or getattr(compiled, "__name__", None) or str(compiled)
-    return f"{loss.name} of {'logits' if loss.from_logits else 'probabilities'}"

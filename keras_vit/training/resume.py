@@ -8,9 +8,16 @@ import numpy as np
 from keras_vit.distribution.processes import agree, first_in_process_0, process_id
 from keras_vit.distribution.synchronization import spread_seeds
 from keras_vit.training import callback_states
-from keras_vit.training.checkpoints import OTHER_FOLDER, assign, check_model, model_arrays, signature
+from keras_vit.training.checkpoints import (
+    OTHER_FOLDER,
+    assign,
+    check_model,
+    generator_states,
+    model_arrays,
+    set_generator_states,
+    signature,
+)
 from keras_vit.training.run_record import PARTS, difference, plain_rate
-from keras_vit.training.torch_generators import generator_states, set_generator_states
 
 _UNKNOWN_STOPPER = "the model"
 
@@ -79,9 +86,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         if not self.batch:
             self._restore()
         if self.ended:
-            end = f"has done {total} epochs"
-            if self.stopped:
-                end = f"was stopped by {self.stopped}, in epoch {self.epoch}"
+            stopped = f"was stopped by {self.stopped}, in epoch {self.epoch}"
+            end = stopped if self.stopped else f"has done {total} epochs"
             print(f"The run in {str(self.checkpoints.folder)!r} {end}: nothing is left to train.")
         else:
             place = f"epoch {self.epoch + 1} of {total}, batch {self.batch}, step {self.step}"
@@ -234,15 +240,8 @@ class ResumableRun(keras.callbacks.CallbackList):
                     f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
                     "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."
                 )
-        facts = {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "step": self.step,
-            "record": self.record,
-            "variables": signature(model),
-            "callbacks": [],
-            "stopped": self.stopped,
-        }
+        facts = {name: getattr(self, name) for name in ("epoch", "batch", "step", "record", "stopped")}
+        facts |= {"variables": signature(model), "callbacks": []}
         for name, callback in self.named.items():
             try:
                 state = callback_states.pack(callback_states.get_state(callback), arrays, "callbacks")
@@ -269,9 +268,8 @@ class ResumableRun(keras.callbacks.CallbackList):
             self.arrays = {name: array for name, array in arrays.items() if name.startswith("model/")}
 
     def _remember(self):
-        self.first_attributes = {
-            name: callback_states.own_attributes(callback) for name, callback in self.named.items()
-        }
+        own = callback_states.own_attributes
+        self.first_attributes = {name: own(callback) for name, callback in self.named.items()}
 
     def _stop(self, reason):
         print(f"{reason} Training stops; the checkpoints written before are kept.")

@@ -13,18 +13,16 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.console import silenced
-from keras_vit.distribution.metrics import ReduceMetrics, reduce_metrics
+from keras_vit.distribution.layouts import distributed
 from keras_vit.distribution.processes import on_one_device, process_id
-from keras_vit.distribution.split import distributed
-from keras_vit.distribution.synchronization import synchronize
+from keras_vit.distribution.synchronization import ReduceMetrics, reduce_metrics, synchronize
 from keras_vit.files import replacing
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.checks import preflight
 from keras_vit.training.compiling import compile_long_run
 from keras_vit.training.fitting import train as fit_run
-from keras_vit.training.from_recipe import batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
 from keras_vit.training.sam import SAM
-from keras_vit.training.settings import TEXTS
+from keras_vit.training.settings import TEXTS, batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
 from keras_vit.training.trainable import merge_lora
 from keras_vit.version import __version__
 
@@ -52,10 +50,9 @@ def run(
 ):
     """Trains and evaluates a model by a recipe; returns `Run(model, history, results)`.
 
-    First `preflight` checks the model and the data and prints a summary. The folder gets `recipe.json`, `checkpoints`,
-    `history.csv` and, if TensorBoard is installed, `tensorboard`. At the end it gets `results.json` and `model.keras`,
-    which takes raw images of 0..255 and has the class names. If a run is killed, the same call resumes it at the last
-    checkpoint.
+    First `preflight` checks the model and the data. The folder gets `recipe.json`, `checkpoints`, `history.csv` and, if
+    TensorBoard is installed, `tensorboard`; at the end `results.json` and `model.keras`, which takes raw images of
+    0..255 and has the class names. If a run is killed, the same call resumes it at the last checkpoint.
 
     Args:
         recipe: A `Recipe`.
@@ -65,11 +62,9 @@ def run(
         seed: Int, for the initial weights, the order and the augmentation.
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
-        distribution: The split over several devices. "data" splits each batch. On JAX, "fsdp" also splits each large
-            variable, "tensor" splits each block, and "fsdp+tensor" does all of this. None: one device. A resumed run
-            may use another split. If there are several processes (see `keras_vit.distribution.initialize`), each calls
-            `run` with the same arguments and a shared folder.
-        model_devices: Int, the devices that share the blocks of one model; None: all with "tensor", else 2.
+        distribution, model_devices: As for `keras_vit.distribution.distributed`. A resumed run may use another split.
+            If there are several processes (see `keras_vit.distribution.initialize`), each calls `run` with the same
+            arguments and a shared folder.
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
@@ -113,17 +108,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         model = build(recipe, labels.num_classes, weights, labels.class_names)
     options |= {"batch_size": recipe.batch_size, "preprocessing": model}
     options |= {"num_shards": split.num_shards, "shard_index": split.shard_index}
-    training = functools.partial(
-        make_dataset,
-        "train",
-        training=True,
-        repeat=True,
-        crop=recipe.crop,
-        scale=(recipe.crop_scale, 1.0),
-        flip=recipe.flip,
-        augment=recipe.policy,
-        **options,
-    )
+    augmented = {"crop": recipe.crop, "scale": (recipe.crop_scale, 1.0), "flip": recipe.flip, "augment": recipe.policy}
+    training = functools.partial(make_dataset, "train", training=True, repeat=True, **augmented, **options)
     train = training()
     one_hot = len(train.element_spec[1].shape) == 2
     if one_hot and kind == "int":
@@ -147,14 +133,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     facts = _identity(recipe, train, test) | {"weights": str(weights), "seed": seed}
     checkpoints = out / "checkpoints"
     _refuse_another(out, facts, CheckpointSlots(checkpoints))
-    preflight(
-        trained,
-        train,
-        validation_data=test,
-        epochs=length.total / length.epoch,
-        steps_per_epoch=length.epoch,
-        verbose=int(verbose != 0),
-    )
+    lengths_of_fit = {"epochs": length.total / length.epoch, "steps_per_epoch": length.epoch}
+    preflight(trained, train, validation_data=test, **lengths_of_fit, verbose=int(verbose != 0))
     if writes:
         out.mkdir(parents=True, exist_ok=True)
         _write(out / "recipe.json", facts)
@@ -176,17 +156,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     # TensorBoard is an optional package.
     if writes and importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
-    ended = fit_run(
-        trained,
-        make_epoch,
-        length.epochs,
-        resume=checkpoints,
-        save_every=save_every,
-        seed=seed,
-        callbacks=[*logs, *callbacks],
-        validation_data=test,
-        verbose=verbose,
-    )
+    resumed = {"resume": checkpoints, "save_every": save_every, "seed": seed, "callbacks": [*logs, *callbacks]}
+    ended = fit_run(trained, make_epoch, length.epochs, **resumed, validation_data=test, verbose=verbose)
     if ended.diverged:
         raise FloatingPointError(
             f"The run in {str(out)!r} reached non-finite values at step {ended.step} of {length.total}. "
@@ -247,11 +218,10 @@ def _refuse_another(out, facts, checkpoints):
     if path.is_file() and checkpoints.paths():
         other = json.loads(path.read_text(encoding="utf-8"))
         # A setting that is missing in `recipe.json` is newer than that run, and is not compared.
-        if different := sorted(key for key in facts if facts[key] != other.get(key, facts[key])):
-            raise ValueError(
-                f"Expected `out` to be a new folder, or that of the same run. {str(out)!r} holds one with "
-                + ", ".join(f"{key}={other[key]!r} and not {facts[key]!r}" for key in different)
-            )
+        different = sorted(key for key in facts if facts[key] != other.get(key, facts[key]))
+        if listed := ", ".join(f"{key}={other[key]!r} and not {facts[key]!r}" for key in different):
+            expected = "Expected `out` to be a new folder, or that of the same run"
+            raise ValueError(f"{expected}. {str(out)!r} holds one with {listed}")
 
 
 def _write(path, facts):

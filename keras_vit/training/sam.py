@@ -4,7 +4,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.distribution.synchronization import whole_batch_gradients
 from keras_vit.models.wrapper import TrainingWrapper
-from keras_vit.training.torch_generators import generator_states, set_generator_states
+from keras_vit.training.checkpoints import generator_states, set_generator_states
 
 
 class _Gradients:

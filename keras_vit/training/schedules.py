@@ -69,9 +69,6 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         **options: The final learning rate `end` for "linear" (1e-5, as in the official code) and "cosine" (0); for
             "rsqrt" `timescale` (10,000 steps) and `cooldown_steps` (0), the length of a final linear decay to 0.
 
-    Raises:
-        ValueError: If an argument is out of range, or the decay has no such option.
-
     Example:
 
     >>> schedule = WarmupDecay(3e-3, total_steps=90_000, warmup_steps=10_000, decay="linear")
@@ -97,15 +94,9 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.options = {key: arguments.number(key, value) for key, value in options.items()}
 
     def __call__(self, step):
-        return DECAYS[self.decay](
-            ops.cast(step, "float32"), self.peak, self.total_steps, self.warmup_steps, **self.options
-        )
+        step = ops.cast(step, "float32")
+        return DECAYS[self.decay](step, self.peak, self.total_steps, self.warmup_steps, **self.options)
 
     def get_config(self):
-        return {
-            "peak": self.peak,
-            "total_steps": self.total_steps,
-            "warmup_steps": self.warmup_steps,
-            "decay": self.decay,
-            **self.options,
-        }
+        names = ("peak", "total_steps", "warmup_steps", "decay")
+        return {**{name: getattr(self, name) for name in names}, **self.options}

@@ -98,14 +98,12 @@ def enable_lora(
 ) -> Parameters:
     """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the rest, in place.
 
-    In a VT-ResNet, LoRA is added to all dense layers of the VT modules.
-
     The outputs stay the same until training. Compile the model afterwards, and do not set `trainable` of its layers:
     Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; a clone by
     `keras.models.clone_model` has new updates. Returns `Parameters(trainable, frozen)`.
 
     Args:
-        model: A ViT or CoAtNet of this package's builders, with its own head or yours, or a model that nests one.
+        model: A ViT, CoAtNet or VT-ResNet of this package, with its own head or yours, or a model that nests one.
         rank: Int of at least 1, the rank of the updates.
         alpha: Float above 0; the updates are multiplied by `alpha / rank`. None for `rank`.
         train_head: Bool, also train all layers above the backbone and around a nested backbone.

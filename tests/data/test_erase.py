@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_vit.data import Policy, from_directory
-from keras_vit.data.erase import RandomErasing
+from keras_vit.data.steps import RandomErasing
 from tests.data.images import batches, write_classes
 from tests.peers import peer
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.distillation.teacher import FrozenTeacher, raw_images
+from keras_vit.distillation.distiller import FrozenTeacher, raw_images
 from tests import tiny
 from tests.distillation.models import IMAGES, assert_equal, conv_teacher, linear_student, numpy, weights
 from tests.errors import refuses

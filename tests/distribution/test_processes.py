@@ -26,7 +26,6 @@ def test_initialize_invalid_argument_is_named(name, values):
 @pytest.mark.every_backend
 def test_single_process_shares_nothing():
     assert (processes.num_processes(), processes.process_id()) == (1, 0)
-    processes.barrier()
     assert processes.agree(7) == 7
     assert processes.first_in_process_0(lambda: "called") == "called"
     model = build()

@@ -3,7 +3,7 @@ import pytest
 
 from keras_vit import training
 from keras_vit.distribution import distributed
-from keras_vit.distribution.split import KINDS, Split
+from keras_vit.distribution.layouts import KINDS, Split
 
 
 @pytest.mark.every_backend

@@ -14,7 +14,7 @@ import numpy as np
 from keras_vit import training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import ReduceMetrics, initialize, num_processes, process_id, reduce_metrics, synchronize
-from keras_vit.distribution.processes import barrier, torch_group
+from keras_vit.distribution.processes import torch_group
 from keras_vit.distribution.synchronization import check_synchronized, spread_seeds
 from keras_vit.pretraining import MAE, SimMIM
 from keras_vit.training import SAM, AdamW, LayerDecay, enable_lora
@@ -256,4 +256,5 @@ if __name__ == "__main__":
     np.savez(f"{folder}/{process_id()}.npz", **arrays)
     with open(f"{folder}/{process_id()}.json", "w") as file:
         json.dump(results, file)
-    barrier()
+    if group := torch_group():
+        group.barrier()

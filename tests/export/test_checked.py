@@ -7,8 +7,8 @@ import pytest
 
 from keras_vit import console as progress
 from keras_vit.export import ParityError, parity
-from keras_vit.export.checked import Format, write_file
-from keras_vit.export.precision import PRECISIONS
+from keras_vit.export.formats import Format, write_file
+from keras_vit.export.parity import PRECISIONS
 from tests import tiny
 from tests.errors import refuses
 

@@ -13,7 +13,7 @@ from tests.tiny import build
 
 tf = pytest.importorskip("tensorflow")
 
-from keras_vit.export.image_bytes import STATUSES, ImageReader  # noqa: E402
+from keras_vit.export.signatures import STATUSES, ImageReader  # noqa: E402
 
 
 def encoded_with_thumbnails(count):

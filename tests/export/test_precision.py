@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.export import precision
+from keras_vit.export import parity
 from keras_vit.training import enable_lora
 from tests import tiny
 from tests.errors import refuses
@@ -16,21 +16,21 @@ needs_weight_only_int8 = pytest.mark.skipif(
 def test_weights_of_copy_are_rounded(name, bits):
     model = tiny.randomize(tiny.build())
     before = model.get_weights()
-    reduced = precision.with_precision(model, name)
+    reduced = parity.with_precision(model, name)
     for ours, theirs, kept in zip(before, reduced.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, kept)
         np.testing.assert_allclose(theirs, ours, rtol=2.0**-bits, atol=1e-6)
         assert (theirs == ours).mean() < 0.5
         if theirs.size >= 64:
-            assert precision.stored(theirs, name).nbytes == theirs.nbytes // 2
-            assert precision.stored(ours, name) is None
+            assert parity.stored(theirs, name).nbytes == theirs.nbytes // 2
+            assert parity.stored(ours, name) is None
 
 
 @needs_weight_only_int8
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_int8_quantizes_only_dense_kernels():
     model = tiny.randomize(tiny.build(num_layers=1))
-    reduced = precision.with_precision(model, "int8")
+    reduced = parity.with_precision(model, "int8")
     kinds = {w.path: str(w.dtype) for w in reduced.weights}
     quantized = [path for path, kind in kinds.items() if kind == "int8"]
     # The block has four dense kernels, the head one.
@@ -48,32 +48,32 @@ def test_copy_keeps_lora(name):
     enable_lora(model, rank=2, alpha=3.0)
     tiny.randomize(model)
     images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype("float32")
-    copies = (model, precision.with_precision(model, name))
+    copies = (model, parity.with_precision(model, name))
     ours, theirs = (keras.ops.convert_to_numpy(m(images)) for m in copies)
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99
 
 
 def test_weights_that_overflow_raise():
     model = tiny.build(num_layers=1)
-    assert precision.with_precision(model, "float32") is model
+    assert parity.with_precision(model, "float32") is model
     model.set_weights([w + 1e5 for w in model.get_weights()])
-    refuses("float16 can hold", precision.with_precision, model, "float16")
+    refuses("float16 can hold", parity.with_precision, model, "float16")
 
 
 def test_stored_returns_none_for_inexact_or_small_arrays():
     array = np.full(64, 0.5, "float32")
     inexact = array * np.float32(1 + 2**-12)
     for value, name in ((array, "float32"), (array, "int8"), (array[:63], "float16"), (inexact, "float16")):
-        assert precision.stored(value, name) is None
-    assert precision.stored(array * 4, "int8").dtype == "int8"
+        assert parity.stored(value, name) is None
+    assert parity.stored(array * 4, "int8").dtype == "int8"
 
 
 def test_accuracy_change_counts_top1_and_accuracy():
     before = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     after = np.array([[0.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
-    change = precision.accuracy_change(before, after, labels=[1, 1, 0])
+    change = parity.accuracy_change(before, after, labels=[1, 1, 0])
     assert (change["num_images"], change["largest"], change["same_top1"]) == (3, 1.0, 2)
     assert change["mean"] == pytest.approx(1 / 3)
     assert (change["before"], change["after"]) == (pytest.approx(2 / 3), 1.0)
-    assert "before" not in precision.accuracy_change(before, after)
-    refuses("`labels`", precision.accuracy_change, before, after, labels=[1])
+    assert "before" not in parity.accuracy_change(before, after)
+    refuses("`labels`", parity.accuracy_change, before, after, labels=[1])

@@ -43,7 +43,7 @@ def in_tensorflow(data, channels=3):
 
 def served(data, size):
     from keras_vit import Preprocessing
-    from keras_vit.export.image_bytes import ImageReader
+    from keras_vit.export.signatures import ImageReader
 
     images, status, _ = ImageReader(size, 3, Preprocessing(interpolation="nearest"))([data])
     assert status.numpy().tolist() == [0]

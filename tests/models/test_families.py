@@ -6,7 +6,7 @@ import pytest
 
 import keras_vit
 from keras_vit import export, inspection, pretraining
-from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multipliers
+from keras_vit.training.optimizers import LayerDecay, layer_depths, layer_multipliers
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests.contract import check_model, randomize
 from tests.models.small import answers, images

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import training
-from keras_vit.training import RECIPES, from_recipe
-from keras_vit.training.from_recipe import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
+from keras_vit.training import RECIPES, settings
+from keras_vit.training.settings import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
 from tests import tiny
 from tests.errors import refuses
 from tests.training.test_running import TINY
@@ -30,7 +30,7 @@ def test_sigmoid_loss_is_summed_over_the_classes():
     recipe = training.RECIPES["pretrain_imagenet21k"].replace({"loss": "sigmoid"})
     logits, labels = np.array([[1.0, -2.0, 0.5]], "float32"), np.array([[1.0, 0.0, 0.0]], "float32")
     expected = np.sum(np.log1p(np.exp(logits)) - labels * logits)
-    assert float(from_recipe.loss(recipe, one_hot=True)(labels, logits)) == pytest.approx(expected, rel=1e-6)
+    assert float(settings.loss(recipe, one_hot=True)(labels, logits)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_build_trains_only_the_head():

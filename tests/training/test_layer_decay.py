@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit.training import optimizers
-from keras_vit.training.layer_decay import LayerDecay, layer_depths, layer_multipliers
+from keras_vit.training.optimizers import LayerDecay, layer_depths, layer_multipliers
 from keras_vit.training.sam import SAM
 from keras_vit.training.schedules import WarmupDecay
 from tests import tiny

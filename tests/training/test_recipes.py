@@ -9,7 +9,7 @@ from keras_vit.models.family import build
 from keras_vit.models.vit.variants import architecture_name
 from keras_vit.models.zoo import resolve
 from keras_vit.training import RECIPES, run
-from keras_vit.training.from_recipe import lengths, optimizer
+from keras_vit.training.settings import lengths, optimizer
 from tests.distribution.children import write_images
 
 # arXiv 2010.11929, tables 3 and 4 and section 4.1; arXiv 2012.12877, table 9.

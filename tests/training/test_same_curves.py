@@ -9,7 +9,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from keras_vit import data, training
-from keras_vit.training.from_recipe import loss, optimizer
+from keras_vit.training.settings import loss, optimizer
 from tests.tiny import build
 
 STEPS = 50

@@ -6,7 +6,7 @@ from keras import ops
 import keras_vit
 from keras_vit.models.coatnet.config import VARIANTS, decode_coatnet
 from keras_vit.training import freeze
-from keras_vit.training.layer_decay import layer_multipliers
+from keras_vit.training.optimizers import layer_multipliers
 from tests.contract import randomize
 from tests.models.small import images
 

@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.training.layer_decay import layer_multipliers
+from keras_vit.training.optimizers import layer_multipliers
 from keras_vit.training.trainable import enable_lora, freeze
 from tests.errors import refuses
 from tests.models.small import images
