@@ -124,73 +124,57 @@ def read_folder(file, found, read):
 
 
 def preprocessing_from_processor(path, preprocessor, config):
-    """Returns the constants from a preprocessor_config.json, or the defaults of its image processor."""
-    name, preprocessor = _with_defaults(path, preprocessor, config)
-    if preprocessor.get("do_normalize", True) is False:
-        preprocessor = {**preprocessor, "image_mean": 0.0, "image_std": 1.0}
-    factor = preprocessor.get("rescale_factor", 1 / 255)
-    if not isinstance(factor, (int, float)) or abs(factor * 255 - 1) > 1e-3 or preprocessor.get("do_rescale") is False:
-        raise ValueError(
-            f"Cannot load {path!r}: its preprocessor_config.json does not scale images by 1/255. Expected "
-            f"do_rescale=true and rescale_factor=1/255. Received: {preprocessor.get('do_rescale')!r}, {factor!r}"
-        )
-    resample = preprocessor["resample"]
-    if type(resample) is not int or resample not in range(len(_RESAMPLE)):
-        raise _unreadable(path, f"resample as one of {', '.join(map(str, range(len(_RESAMPLE))))}", resample)
+    """Returns the constants from a preprocessor_config.json, or the defaults of the image processor in transformers."""
+    kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
+    name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
+    if kind is not None:
+        name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(kind))
+    unknown = {key: value for key, value in preprocessor.items() if value and key not in _READ | _HARMLESS}
+    stated = PROCESSORS.get(name, {}) | {key: value for key, value in preprocessor.items() if value is not None}
+    factor, resample, size = stated.get("rescale_factor", 1 / 255), stated.get("resample"), stated.get("size")
+    scales = isinstance(factor, (int, float)) and abs(factor * 255 - 1) <= 1e-3 and stated.get("do_rescale", True)
+    if isinstance(size, dict):
+        size = {side: number for side, number in size.items() if number is not None}
+    known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
+    for holds, expected, value in (
+        (not unknown, "keys that this package can follow", unknown),
+        (name in PROCESSORS, f"image_processor_type as one of {known}", kind),
+        (stated.get("do_resize") is not False, "do_resize=true", False),
+        (scales, "do_rescale=true and rescale_factor=1/255", (stated.get("do_rescale"), factor)),
+        (type(resample) is int and resample in range(len(_RESAMPLE)), "resample as one of 0, 1, 2, 3, 4", resample),
+        (
+            not isinstance(size, dict) or set(size) in ({"shortest_edge"}, {"height", "width"}),
+            "size with shortest_edge, or with height and width",
+            size,
+        ),
+    ):
+        if not holds:
+            raise _unreadable(path, expected, value)
+    if stated.get("do_normalize", True) is False:
+        stated |= {"image_mean": 0.0, "image_std": 1.0}
     channels = config.get("num_channels", 3)
     for key in ("image_mean", "image_std"):
-        constants = preprocessor[key]
+        constants = stated[key]
         if isinstance(constants, (list, tuple)) and len(constants) not in (1, channels):
             raise _unreadable(path, f"{key} as one number, or one for each of {channels} channels", constants)
+    side, crop = (_side(path, key, stated.get(key)) for key in ("size", "crop_size"))
+    keeps_shape, fraction = not stated.get("default_to_square", True), 1.0
+    if isinstance(size, (dict, list)):
+        keeps_shape = "shortest_edge" in size
+    if name == "ConvNext":
+        keeps_shape = side < _SQUASHED_BY_CONVNEXT
+        fraction = stated["crop_pct"] if keeps_shape else 1.0
+    elif stated.get("do_center_crop") and crop:
+        fraction = min(crop / side, 1.0)
     return {
-        "mean": preprocessor["image_mean"],
-        "std": preprocessor["image_std"],
+        "mean": stated["image_mean"],
+        "std": stated["image_std"],
         "interpolation": _RESAMPLE[resample],
         # Pillow antialiases with all filters except "nearest".
         "antialias": resample != 0,
-        **_resizing(path, name, preprocessor),
-        "crop_rounding": "down",
-    }
-
-
-def _with_defaults(path, preprocessor, config):
-    """Returns the name of the image processor that transformers would use, and its settings with defaults."""
-    kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
-    if kind is None:
-        name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
-    else:
-        name = re.sub(r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(kind))
-    unknown = [key for key, value in preprocessor.items() if value and key not in _READ | _HARMLESS]
-    if unknown:
-        raise _unreadable(path, "keys that this package can follow", {key: preprocessor[key] for key in unknown})
-    if name not in PROCESSORS:
-        known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
-        raise _unreadable(path, f"image_processor_type as one of {known}", kind)
-    if preprocessor.get("do_resize") is False:
-        raise _unreadable(path, "do_resize=true", False)
-    return name, {**PROCESSORS[name], **{key: value for key, value in preprocessor.items() if value is not None}}
-
-
-def _resizing(path, name, preprocessor):
-    """Returns `resize_mode` and `crop_fraction`."""
-    size = preprocessor["size"]
-    if isinstance(size, dict):
-        size = {name: side for name, side in size.items() if side is not None}
-    side, crop = (_side(path, key, preprocessor.get(key)) for key in ("size", "crop_size"))
-    if isinstance(size, dict) and set(size) not in ({"shortest_edge"}, {"height", "width"}):
-        raise _unreadable(path, "size with shortest_edge, or with height and width", size)
-    if isinstance(size, (dict, list)):
-        keeps_shape = "shortest_edge" in size
-    else:
-        keeps_shape = not preprocessor.get("default_to_square", True)
-    if name == "ConvNext":
-        if side >= _SQUASHED_BY_CONVNEXT:
-            return {"resize_mode": "squash", "crop_fraction": 1.0}
-        return {"resize_mode": "crop", "crop_fraction": preprocessor["crop_pct"]}
-    cropped = preprocessor.get("do_center_crop") and crop
-    return {
         "resize_mode": "crop" if keeps_shape else "squash",
-        "crop_fraction": min(crop / side, 1.0) if cropped else 1.0,
+        "crop_fraction": fraction,
+        "crop_rounding": "down",
     }
 
 

@@ -413,7 +413,7 @@ def test_preprocessor_do_normalize_and_rescale_factor(tmp_path):
     plain = changed(tmp_path, "hf_vit", "preprocessor_config.json", do_normalize=False)
     found = keras_vit.from_pretrained(plain).preprocessing
     assert (found.mean, found.std) == ((0.0,), (1.0,))
-    with pytest.raises(ValueError, match="does not scale images by 1/255"):
+    with pytest.raises(ValueError, match="Expected do_rescale=true and rescale_factor=1/255"):
         keras_vit.from_pretrained(changed(tmp_path, "hf_vit", "preprocessor_config.json", rescale_factor=1.0))
 
 
