@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models.vit.checkpoint.official import pooling_from_arrays, put_fixed_positions
+from keras_vit.models.vit.checkpoint.official import put_fixed_positions, put_pooling
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing, put_settings
 
 # bfloat16 has 8 significant bits.
@@ -20,7 +20,7 @@ def read_config(file, found):
     source = file.source
     origin = f"{DEFAULT} {source.name}"
     _read_preprocessing(file, found)
-    _read_pooling(file, found)
+    put_pooling(file, found)
     put_settings(found, source, "activation", "layer_norm_epsilon")
     if found.get("gated_mlp") and source.gated_activation:
         found.put(origin, activation=source.gated_activation)
@@ -56,21 +56,6 @@ def _read_preprocessing(file, found):
 def has_two_kinds(file, found):
     """Returns True if DINOv3 has models of both photos and satellite images with the width of a file."""
     return file.source.name.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
-
-
-def _read_pooling(file, found):
-    source, normed = file.source.name, found.get("norm_after_pooling")
-    token = found.get("class_token") and "pooling/probe" not in file.weights
-    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm average the patches.
-    seen = {"eva02": normed, "open_clip": found.get("norm_before_blocks")}
-    if source == "dinov2_original" and "head/kernel" in file.weights:
-        found.put(f"{DEFAULT} {source}", pooling="token_gap")
-    elif token and not seen.get(source, True):
-        found.leave("with a class token the arrays do not show it", "pooling")
-    elif token and source in ("mae", "eva02", "open_clip"):
-        found.put(f"{DEFAULT} {source}", certain=False, pooling="gap" if normed else "token")
-    else:
-        found.put(f"{DEFAULT} {source}", pooling=pooling_from_arrays(found, file.weights))
 
 
 def _table(file, suffix):

@@ -3,7 +3,7 @@
 from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.vit import timm_models
-from keras_vit.models.vit.checkpoint.official import put_fixed_positions
+from keras_vit.models.vit.checkpoint.official import put_fixed_positions, put_pooling
 from keras_vit.weights import timm_config
 from keras_vit.weights.found import DEFAULT, KNOWN
 
@@ -46,26 +46,13 @@ def _read_state_dict(file, found):
     if found.get("gated_mlp"):
         found.put(f"{DEFAULT} {source.name}", activation=source.gated_activation)
         fields.pop("activation")
-    _put_pooling(file, found)
+    if "pooling" not in found.unknown:
+        put_pooling(file, found)
     for name, value in fields.items():
         if value is None:
             found.unknown.setdefault(name, f"{source.name} files do not contain it")
         elif name not in found.unknown:
             found.put(f"{DEFAULT} {source.name}", **{name: value})
-
-
-def _put_pooling(file, found):
-    if "pooling" in found.unknown:
-        return
-    token, probe = found.get("class_token"), "pooling/probe" in file.weights
-    if token and not probe and file.source.name == "open_clip_timm":
-        found.leave("with a class token the arrays do not show it", "pooling")
-    elif token and not probe:
-        # With a class token, timm averages the patches only if a norm follows.
-        usual = "gap" if found.get("norm_after_pooling") else "token"
-        found.put(f"{DEFAULT} {file.source.name}", certain=False, pooling=usual)
-    else:
-        found.put(f"{DEFAULT} {file.source.name}", pooling="map" if probe else "gap")
 
 
 def _read_preprocessing(file, found):

@@ -1,7 +1,7 @@
 """Reads the fields that files of transformers imply in addition to their arrays."""
 
 from keras_vit import arguments
-from keras_vit.models.vit.checkpoint.official import put_fixed_positions
+from keras_vit.models.vit.checkpoint.official import put_fixed_positions, put_pooling
 from keras_vit.models.vit.checkpoint.original import has_two_kinds
 from keras_vit.weights import timm_config, transformers_config
 from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing
@@ -39,7 +39,7 @@ def read_config(file, found):
         config = {**transformers_config.CONFIGS[file.config["model_type"]], **stated}
         transformers_config.read_folder(file, found, _READ)
         timm_config.put_heads(file, found, config["num_attention_heads"], _origin(file, "num_attention_heads"))
-    found.put(_DEFAULT, pooling=_pooling(file, found))
+    put_pooling(file, found)
     _read_activation(file, found, config)
     epsilon = config.get("layer_norm_eps", source.layer_norm_epsilon)
     checked = timm_config.checked(file, arguments.epsilon, "layer_norm_eps", epsilon)
@@ -55,20 +55,6 @@ def read_config(file, found):
 
 def _origin(file, key):
     return _DEFAULT if file.config.get(key) is None else STATED
-
-
-def _pooling(file, found):
-    siglip = file.source.name == "siglip"
-    if "head/kernel" in file.weights and file.source.name in ("siglip", "dinov2"):
-        # SigLIP's classifier averages the tokens, although the file has the attention pooling too. DINOv2's classifiers
-        # read the class token and the mean of the patches.
-        return "gap" if siglip else "token_gap"
-    if "pooling/probe" in file.weights:
-        return "map"
-    if found.get("class_token"):
-        return "token"
-    # If the attention pooling is missing, SigLIP's code returns all tokens.
-    return "none" if siglip else "gap"
 
 
 def _read_activation(file, found, config):
