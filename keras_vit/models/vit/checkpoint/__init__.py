@@ -8,7 +8,8 @@ from keras_vit import arguments
 from keras_vit.models.bit.checkpoint import DIFFERENT_CODE, stages_from_layers
 from keras_vit.models.bit.config import ROOT_WIDTH, total_stride
 from keras_vit.models.vit import variants as vit
-from keras_vit.models.vit.checkpoint import official, original, timm, transformers
+from keras_vit.models.vit.checkpoint import original, timm, transformers
+from keras_vit.models.vit.checkpoint.usual import put_usual
 from keras_vit.models.vit.names.huggingface import TRANSFORMERS
 from keras_vit.models.vit.names.keras import keras_source
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
@@ -20,11 +21,11 @@ from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
 # The functions that read the fields which arrays do not show, by source. Sources with marks come first.
 READERS = {
-    **dict.fromkeys((OFFICIAL, BIG_VISION), official.read_config),
+    **dict.fromkeys((OFFICIAL, BIG_VISION), lambda file, found: None),
     **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
     **dict.fromkeys(TRANSFORMERS, transformers.read_config),
     **dict.fromkeys(ORIGINALS, original.read_config),
-    keras_source("vit", "block_00"): official.read_keras,
+    keras_source("vit", "block_00"): original.read_keras,
 }
 _POSITIONS = "position_embedding/embeddings"
 
@@ -43,6 +44,7 @@ def read_config(file, grid_size=None):
     if "config" in file.own:
         read_record(file, found)
     else:
+        put_usual(file, found)
         read = {source.name: read for source, read in READERS.items()}[file.source.name]
         read(file, found)
         _read_what_sizes_show(file, found)

@@ -1,13 +1,10 @@
-"""Reads the fields that original files of CLIP, DINO, MAE, I-JEPA and EVA-02 imply in addition to their arrays."""
+"""Reads the fields that original files of DINOv3 and EVA-02, and Keras files, imply in addition to their arrays."""
 
 import math
 
 import numpy as np
 
-from keras_vit.config import Preprocessing
-from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.models.vit.checkpoint.official import put_fixed_positions, put_pooling
-from keras_vit.weights.found import DEFAULT, STATED, put_preprocessing, put_settings
+from keras_vit.weights.found import DEFAULT, STATED
 
 # bfloat16 has 8 significant bits.
 _BFLOAT16 = 2.0**-8
@@ -17,14 +14,7 @@ _EVA02_GRID = (16, 16)
 
 def read_config(file, found):
     """Adds the fields of a state dict."""
-    source = file.source
-    origin = f"{DEFAULT} {source.name}"
-    _read_preprocessing(file, found)
-    put_pooling(file, found)
-    put_settings(found, source, "activation", "layer_norm_epsilon")
-    if found.get("gated_mlp") and source.gated_activation:
-        found.put(origin, activation=source.gated_activation)
-    found.put(origin, rotary_embedding=None, rotary_grid=None)
+    source, origin = file.source, f"{DEFAULT} {file.source.name}"
     if source.name == "dinov3_original":
         _check_periods(file)
         found.put(origin, rotary_embedding="dinov3")
@@ -34,7 +24,6 @@ def read_config(file, found):
             found.leave("the file has no table of rotary positions", "rotary_grid")
         else:
             found.put(STATED, rotary_grid=_grid_of_eva02(file))
-    put_fixed_positions(file, found, "none" if source.name == "dinov3_original" else None)
 
 
 def head_dim(file):
@@ -44,18 +33,12 @@ def head_dim(file):
     return None if not shape else 4 * shape[0] if periods else shape[-1]
 
 
-def _read_preprocessing(file, found):
-    put_preprocessing(found, file.source, not has_two_kinds(file, found))
-    grid, patch = found.positions.grid, found.get("patch_size")
-    if file.source.name == "mae" and grid and patch and max(np.multiply(grid, patch)) > 224:
-        # MAE evaluates larger images without cropping the shorter side.
-        constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
-        found.put(f"{DEFAULT} mae", preprocessing=Preprocessing(**constants))
-
-
-def has_two_kinds(file, found):
-    """Returns True if DINOv3 has models of both photos and satellite images with the width of a file."""
-    return file.source.name.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
+def read_keras(file, found):
+    """Adds the fields of a Keras .weights.h5 file, which contains no settings."""
+    if "num_heads" not in found.values:
+        found.leave("keras files do not contain it", "num_heads")
+    if file.facts.get("rotary"):
+        found.leave("keras files do not contain it", "rotary_embedding", "rotary_grid")
 
 
 def _table(file, suffix):

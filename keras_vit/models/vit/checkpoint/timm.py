@@ -1,9 +1,6 @@
 """Reads the fields that files of timm, DeiT and OpenCLIP's timm towers imply in addition to their arrays."""
 
-from keras_vit.config import Preprocessing
-from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.models.vit import timm_models
-from keras_vit.models.vit.checkpoint.official import put_fixed_positions, put_pooling
 from keras_vit.weights import timm_config
 from keras_vit.weights.found import DEFAULT, KNOWN
 
@@ -14,9 +11,7 @@ def read_config(file, found):
         timm_config.read_folder(file, found)
         _read_architecture(file, found)
     else:
-        _read_preprocessing(file, found)
         _read_state_dict(file, found)
-    put_fixed_positions(file, found, None if file.source.name == "open_clip_timm" else "none")
 
 
 def _read_architecture(file, found):
@@ -36,34 +31,11 @@ def _read_architecture(file, found):
 
 def _read_state_dict(file, found):
     source = file.source
-    epsilon = 1e-5 if source.name == "timm" and found.get("norm_before_blocks") else source.layer_norm_epsilon
-    fields = {"activation": source.activation, "layer_norm_epsilon": epsilon}
-    found.put(f"{DEFAULT} {source.name}", rotary_embedding=None, rotary_grid=None)
+    if source.name == "timm" and found.get("norm_before_blocks"):
+        found.put(f"{DEFAULT} timm", layer_norm_epsilon=1e-5)
     # DeiT III's own files name layer scales as timm's `Eva` does.
     marks = [key for key in file.shapes if timm_models.is_eva_key(key)]
     of_deit = source.name == "deit" and all("gamma" in key for key in marks)
     found.doubt(timm_models.unknown_of_arrays(file.weights, bool(marks) and not of_deit, found.get("gated_mlp")))
     if found.get("gated_mlp"):
         found.put(f"{DEFAULT} {source.name}", activation=source.gated_activation)
-        fields.pop("activation")
-    if "pooling" not in found.unknown:
-        put_pooling(file, found)
-    for name, value in fields.items():
-        if value is None:
-            found.unknown.setdefault(name, f"{source.name} files do not contain it")
-        elif name not in found.unknown:
-            found.put(f"{DEFAULT} {source.name}", **{name: value})
-
-
-def _read_preprocessing(file, found):
-    source, weights = file.source.name, file.weights
-    if source == "deit" and "block_00/layer_scale_1/gamma" in weights:
-        # DeiT III is evaluated without cropping the shorter side.
-        constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
-    elif source == "deit" or (source == "timm" and "distillation_token/tokens" in weights):
-        # Among timm's models only DeiT's have a distillation token.
-        constants = IMAGENET_PREPROCESSING
-    else:
-        found.leave(f"{source} models differ in it", "preprocessing")
-        return
-    found.put(f"{DEFAULT} DeiT", preprocessing=Preprocessing(**constants))

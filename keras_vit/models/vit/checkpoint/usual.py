@@ -1,0 +1,65 @@
+"""Sets the fields that a source's models share, because its files do not contain them."""
+
+from keras_vit.config import Preprocessing
+from keras_vit.images.constants import IMAGENET_PREPROCESSING
+from keras_vit.weights.found import DEFAULT, put_settings
+
+# The fixed positions of a model whose file has no table of positions.
+_FIXED_POSITIONS = {"big_vision": "sincos2d", **dict.fromkeys(("timm", "deit", "dinov3", "dinov3_original"), "none")}
+
+
+def put_usual(file, found):
+    """Adds the usual settings of the source, or leaves those unknown in which its models differ."""
+    source, origin = file.source, f"{DEFAULT} {file.source.name}"
+    _put_preprocessing(file, found)
+    _put_pooling(file, found)
+    put_settings(found, source, "activation", "layer_norm_epsilon")
+    if found.get("gated_mlp") and source.gated_activation:
+        found.put(origin, activation=source.gated_activation)
+    found.put(origin, rotary_embedding=None, rotary_grid=None)
+    if "position_embedding/embeddings" in file.weights:
+        return
+    if source.name in _FIXED_POSITIONS:
+        found.put(origin, position_embedding=_FIXED_POSITIONS[source.name])
+    else:
+        found.leave("the file has no table of positions", "position_embedding")
+
+
+def _put_preprocessing(file, found):
+    source, grid, patch = file.source.name, found.positions.grid, found.get("patch_size")
+    constants, scaled = file.source.preprocessing, "block_00/layer_scale_1/gamma" in file.weights
+    if source == "timm" and "distillation_token/tokens" in file.weights:
+        # Among timm's models only DeiT's have a distillation token.
+        constants = IMAGENET_PREPROCESSING
+    larger = source == "mae" and grid and patch and max(n * side for n, side in zip(grid, patch, strict=True)) > 224
+    if larger or (source == "deit" and scaled):
+        # DeiT III's images, and MAE's larger images, are evaluated without cropping the shorter side.
+        constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
+    # Of these widths, DINOv3 has models of photos and of satellite images.
+    two_kinds = source.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
+    if constants is None or two_kinds:
+        found.leave(f"{source} models differ in it", "preprocessing")
+    else:
+        found.put(f"{DEFAULT} {source}", preprocessing=Preprocessing(**constants))
+
+
+def _put_pooling(file, found):
+    source, normed, origin = file.source.name, found.get("norm_after_pooling"), f"{DEFAULT} {file.source.name}"
+    # SigLIP's classifier averages the tokens, although the file has the attention pooling too. DINOv2's classifiers
+    # read the class token and the mean of the patches.
+    of_head = {"siglip": "gap", "dinov2": "token_gap", "dinov2_original": "token_gap"}
+    # If the attention pooling is missing, SigLIP's code returns all tokens.
+    pooling = "token" if found.get("class_token") else "none" if source == "siglip" else "gap"
+    if "head/kernel" in file.weights and source in of_head:
+        pooling = of_head[source]
+    elif "pooling/probe" in file.weights:
+        pooling = "map"
+    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm average the patches.
+    hidden = {"eva02": not normed, "open_clip": not found.get("norm_before_blocks")}
+    if pooling == "token" and hidden.get(source, source in ("keras", "open_clip_timm")):
+        found.leave("with a class token the arrays do not show it", "pooling")
+    elif pooling == "token" and source in ("timm", "deit", "mae", "eva02", "open_clip"):
+        # With a class token, these code bases average the patches only if a norm follows.
+        found.put(origin, certain=False, pooling="gap" if normed else "token")
+    else:
+        found.put(origin, pooling=pooling)
