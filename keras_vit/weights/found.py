@@ -135,12 +135,12 @@ def attempt_preprocessing(found, default, config, fields, read):
     found.attempt(STATED if found.stated_constants else default, "preprocessing", preprocessing)
 
 
-def put_preprocessing(found, source, known=True):
-    """Sets the preprocessing of a source's published models, or leaves it unknown if these differ in it."""
-    if source.preprocessing is None or not known:
+def put_preprocessing(found, source, constants):
+    """Sets the preprocessing of a source's models to these constants, or leaves it unknown if they are None."""
+    if constants is None:
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:
-        found.put(f"{DEFAULT} {source.name}", preprocessing=Preprocessing(**source.preprocessing))
+        found.put(f"{DEFAULT} {source.name}", preprocessing=Preprocessing(**constants))
 
 
 def put_settings(found, source, *names, reason=None):

@@ -32,7 +32,7 @@ def read_config(file, grid_size=None):
     if "config" in file.own:
         read_record(file, found)
         return found
-    put_preprocessing(found, source)
+    put_preprocessing(found, source, source.preprocessing)
     if file.container == "timm":
         timm_config.read_folder(file, found)
     elif file.container == "huggingface":

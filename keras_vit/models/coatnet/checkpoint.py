@@ -217,7 +217,7 @@ def read_config(file, grid_size=None):
         timm_config.read_folder(file, found)
         _read_architecture(file, found)
     else:
-        put_preprocessing(found, file.source)
+        put_preprocessing(found, file.source, file.source.preprocessing)
         _read_arrays(file, found)
     found.tables = {weight: _grid_of_table(file, found, weight) for weight in file.weights if weight.endswith(TABLE)}
     return found

@@ -89,7 +89,7 @@ def _read_preprocessing(file, found):
             constants["crop_fraction"] = IMAGENET_PREPROCESSING["crop_fraction"]
         found.put(f"{KNOWN} files of this name", preprocessing=official_preprocessing(size, **constants))
     else:
-        put_preprocessing(found, file.source)
+        put_preprocessing(found, file.source, file.source.preprocessing)
 
 
 def _normalization(file):

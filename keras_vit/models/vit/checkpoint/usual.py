@@ -1,8 +1,7 @@
 """Sets the fields that a source's models share, because its files do not contain them."""
 
-from keras_vit.config import Preprocessing
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
-from keras_vit.weights.found import DEFAULT, put_settings
+from keras_vit.weights.found import DEFAULT, put_preprocessing, put_settings
 
 # The fixed positions of a model whose file has no table of positions.
 _FIXED_POSITIONS = {"big_vision": "sincos2d", **dict.fromkeys(("timm", "deit", "dinov3", "dinov3_original"), "none")}
@@ -35,12 +34,9 @@ def _put_preprocessing(file, found):
     if larger or (source == "deit" and scaled):
         # DeiT III's images, and MAE's larger images, are evaluated without cropping the shorter side.
         constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
-    # Of these widths, DINOv3 has models of photos and of satellite images.
+    # DINOv3 has models of these widths for photos and for satellite images.
     two_kinds = source.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
-    if constants is None or two_kinds:
-        found.leave(f"{source} models differ in it", "preprocessing")
-    else:
-        found.put(f"{DEFAULT} {source}", preprocessing=Preprocessing(**constants))
+    put_preprocessing(found, file.source, None if two_kinds else constants)
 
 
 def _put_pooling(file, found):
