@@ -37,6 +37,12 @@ def randomize(model, seed=0, scale=1):
     return model
 
 
+def assert_close(actual, expected, **tolerance):
+    """Compares arrays, tensors or variables one by one. Without a tolerance, they must be equal."""
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (a, b)), **{"rtol": 0, **tolerance})
+
+
 @contextlib.contextmanager
 def dtype_policy(name):
     """Sets Keras' global dtype policy, and the former one at the end."""

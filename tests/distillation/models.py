@@ -30,8 +30,3 @@ def weights(model):
 
 def numpy(x):
     return keras.ops.convert_to_numpy(x)
-
-
-def assert_equal(first, second):
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_array_equal(numpy(a), numpy(b))

@@ -28,13 +28,6 @@ def test_losses_equal_the_golden_file():
         assert float(whole) == pytest.approx(value, abs=1e-5), name
 
 
-def test_sample_weights_scale_each_image():
-    weights = np.array([0.0, 1.0, 2.0, 0.5, 0.0, 4.0], "float32")
-    for loss, function in zip((losses.HardDistillation(), losses.SoftDistillation()), FUNCTIONS, strict=True):
-        expected = (numpy(function(TEACHER, STUDENT)) * weights).mean()
-        assert float(loss(TEACHER, STUDENT, weights)) == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_extreme_logits_are_finite_and_float16_is_widened(function):
     certain = np.array([[1e4, 0.0, -1e4]], "float32")

@@ -6,7 +6,7 @@ from keras import ops
 import keras_vit
 from tests.errors import refuses
 from tests.models.vt_resnet import test_model as vt_resnet
-from tests.tiny import build, randomize
+from tests.tiny import assert_close, build, randomize
 
 
 def numpy(outputs):
@@ -32,8 +32,7 @@ def test_features_share_weights_and_reload(tmp_path):
     assert {id(w) for w in maps.weights} <= {id(w) for w in model.weights}
     maps.save(tmp_path / "features.keras")
     x = np.ones((1, 16, 16, 3), "float32")
-    for a, b in zip(numpy(maps(x)), numpy(keras.saving.load_model(tmp_path / "features.keras")(x)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_close(numpy(maps(x)), numpy(keras.saving.load_model(tmp_path / "features.keras")(x)))
 
 
 @pytest.mark.parametrize("kind", ["head", "clone", "head of a clone", "loaded"])
@@ -52,8 +51,7 @@ def test_features_of_clones_and_models_with_own_head(kind, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
     for format in ("tokens", "map"):
         actual, expected = (numpy(keras_vit.features(each, (0, -1), format)(x)) for each in (model, vit))
-        for a, b in zip(actual, expected, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6)
+        assert_close(actual, expected, atol=1e-6)
 
 
 def test_features_bad_argument_is_named():

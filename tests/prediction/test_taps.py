@@ -18,6 +18,7 @@ from keras_vit.inspection import (
 from keras_vit.prediction.taps import AttentionTaps, to_numpy
 from tests.errors import refuses
 from tests.inspection import reference
+from tests.tiny import assert_close
 
 
 @keras.saving.register_keras_serializable(package="keras_vit_tests")
@@ -220,8 +221,7 @@ def test_rollout_in_a_tensorflow_graph(changes):
     half = "dtype" in changes
     # Kernels of graphs round half precision in another way than eager ones.
     predict = tf.function(lambda x: nested(x, training=False), [spec], autograph=False) if half else model
-    for output, expected in zip(outputs, keras.tree.flatten(predict(images)), strict=True):
-        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
+    assert_close(outputs, keras.tree.flatten(predict(images)), rtol=1e-4, atol=1e-5)
     expected = attention_rollout(model, images)
     assert expected.std() > 1e-3
     np.testing.assert_allclose(rollout, expected, atol=1e-3 if half else 1e-6)

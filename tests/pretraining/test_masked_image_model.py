@@ -8,6 +8,7 @@ from keras_vit.pretraining import MAE, MaskedPatchPrediction, SimMIM
 from tests import tiny
 from tests.errors import refuses
 from tests.pretraining.images import raw_images
+from tests.tiny import assert_close
 
 METHODS = {
     "masked_patch": (MaskedPatchPrediction, {}),
@@ -24,11 +25,6 @@ def build(method, seed=0, **changes):
 
 def numpy(tensors):
     return [keras.ops.convert_to_numpy(t) for t in tensors]
-
-
-def assert_equal(first, second, atol=0):
-    for a, b in zip(numpy(first), numpy(second), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
 @pytest.mark.every_backend
@@ -86,11 +82,11 @@ def test_reloaded_weights_continue_the_run(method, tmp_path):
     model.save_weights(tmp_path / "run.weights.h5")
     reloaded.load_weights(tmp_path / "run.weights.h5")
     # The seed generator is one of the variables.
-    assert_equal(model.variables, reloaded.variables)
+    assert_close(model.variables, reloaded.variables)
     assert int(reloaded.optimizer.iterations) == 1
     losses = [float(each.train_on_batch(images)) for each in (model, reloaded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert_equal(model.weights, reloaded.weights, atol=1e-5)
+    assert_close(model.weights, reloaded.weights, atol=1e-5)
     for part in reloaded.reconstruct(images[:2]):
         # The last two columns of pixels are less than a patch.
         assert part.shape == (2, 24, 16, 3) and part.min() >= 0 and part.max() <= 255
@@ -105,7 +101,7 @@ def test_seed_determines_the_stream_of_masks(method):
 
     images = raw_images(2, 32, 32)
     first, again, other = masks(7), masks(7), masks(8)
-    assert_equal(first, again)
+    assert_close(first, again)
     assert (first[0] != first[1]).any(), "the masks of one model repeat"
     assert all((a != b).any() for a, b in zip(first, other, strict=True)), "another seed draws the same masks"
 
@@ -118,7 +114,7 @@ def test_reconstruct_draws_masks_from_its_seed_only(method):
     default, same, other = model.reconstruct(images), model.reconstruct(images, seed=0), model.reconstruct(images, 4)
     np.testing.assert_array_equal(default.masked, same.masked)
     assert (default.masked != other.masked).any()
-    assert_equal([model.seed_generator.state], state)
+    assert_close([model.seed_generator.state], state)
 
 
 @each_method
@@ -136,7 +132,7 @@ def test_saved_file_contains_only_the_backbone(tmp_path):
     model.save(tmp_path / "model.keras")
     reloaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(reloaded) is type(model.backbone)
-    assert_equal(reloaded.weights, model.backbone.weights)
+    assert_close(reloaded.weights, model.backbone.weights)
     refuses("SimMIM has no config", model.get_config, error=NotImplementedError)
 
 

@@ -7,8 +7,9 @@ import pytest
 from keras_vit.semi_supervised import MetaPseudoLabels
 from keras_vit.training import SGD, AdamW, fit
 from tests import tiny
-from tests.distillation.models import assert_equal, numpy
+from tests.distillation.models import numpy
 from tests.errors import refuses
+from tests.tiny import assert_close
 
 # TensorFlow takes longer to compile a step than to run it.
 JIT = keras.backend.backend() == "jax"
@@ -66,8 +67,7 @@ def test_feedback_is_the_decrease_of_the_labelled_loss():
     drawn = np.eye(3)[(AUGMENTED @ teacher.get_weights()[0] + teacher.get_weights()[1]).argmax(axis=1)]
     after = moved(start, gradient(AUGMENTED, drawn, start), 0.5)
     logs = step(trainer_of(teacher, student))
-    for found, expected in zip(student.get_weights(), after, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert_close(student.get_weights(), after, atol=1e-5)
     assert logs["feedback"] == pytest.approx(loss(X, ONE_HOT, start) - loss(X, ONE_HOT, after), abs=1e-6)
     assert logs["loss"] == pytest.approx(loss(AUGMENTED, drawn, start), rel=1e-5)
 
@@ -85,8 +85,7 @@ def test_training_step_moves_student_and_teacher():
     meta = gradient(AUGMENTED[:1], drawn, weights)
     expected = [w - g - feedback * m for w, g, m in zip(weights, supervised, meta, strict=True)]
     assert abs(feedback) > 1e-3
-    for a, b in zip(teacher.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert_close(teacher.get_weights(), expected, atol=1e-5)
     total = loss(X, ONE_HOT * 0.7 + 0.1, weights) + feedback * loss(AUGMENTED[:1], drawn, weights)
     assert logs["teacher_loss"] == pytest.approx(total, rel=1e-4)
 
@@ -110,8 +109,7 @@ def test_teacher_learns_from_labels_and_uda_without_feedback(uda_steps, growths)
         assert (logs["feedback"], logs["uda_loss"]) == pytest.approx((0.0, uda), rel=1e-4, abs=1e-6)
         parts = zip(weights, supervised, [AUGMENTED.T @ error, error.sum(axis=0)], strict=True)
         weights = [w - 0.5 * (g + 2 * growth * u) for w, g, u in parts]
-        for a, b in zip(teacher.get_weights(), weights, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-5)
+        assert_close(teacher.get_weights(), weights, atol=1e-5)
 
 
 def test_baseline_is_subtracted_from_feedback():
@@ -178,7 +176,7 @@ def test_killed_run_resumes_to_the_same_result(tmp_path):
     parted, history = trained(tmp_path / "parted")
     assert history == expected
     for first, second in ((parted, alone), (parted.optimizer, alone.optimizer)):
-        assert_equal(first.variables, second.variables)
+        assert_close(first.variables, second.variables)
     assert int(parted.teacher_optimizer.iterations) == 6
 
 
@@ -192,8 +190,8 @@ def test_model_file_is_the_student_weights_file_is_the_run(tmp_path):
     again, _ = trained(epochs=1)
     again.load_weights(tmp_path / "m.weights.h5")
     for part in ("student.weights", "teacher.weights", "optimizer.variables", "teacher_optimizer.variables"):
-        assert_equal(*(operator.attrgetter(part)(each) for each in (again, trainer)))
-    assert_equal([again.baseline, again.seed_generator.state], [trainer.baseline, trainer.seed_generator.state])
+        assert_close(*(operator.attrgetter(part)(each) for each in (again, trainer)))
+    assert_close([again.baseline, again.seed_generator.state], [trainer.baseline, trainer.seed_generator.state])
     assert int(again.teacher_optimizer.iterations) == int(again.optimizer.iterations) == 6
 
 

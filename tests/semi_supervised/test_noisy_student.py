@@ -9,8 +9,9 @@ from keras_vit import data
 from keras_vit.semi_supervised import noisy_student, pseudo_labels
 from keras_vit.training import fit
 from tests import tiny
-from tests.distillation.models import assert_equal, weights
+from tests.distillation.models import weights
 from tests.errors import refuses
+from tests.tiny import assert_close
 
 tf = pytest.importorskip("tensorflow", reason="the batches are tf.data")
 
@@ -82,13 +83,13 @@ def test_killed_run_resumes_to_the_same_student(tmp_path):
             with pytest.raises(KeyboardInterrupt):
                 run(tmp_path / "parted", interrupted)
         else:
-            assert_equal(weights(run(tmp_path / "parted", interrupted)), weights(alone))
+            assert_close(weights(run(tmp_path / "parted", interrupted)), weights(alone))
         assert calls == rounds
     # The finished run trains nothing.
     calls.clear()
     again = run(tmp_path / "parted", interrupted)
     assert not calls
-    assert_equal(again.get_weights(), alone.get_weights())
+    assert_close(again.get_weights(), alone.get_weights())
 
 
 def test_each_student_becomes_the_next_frozen_teacher(tmp_path):
@@ -100,7 +101,7 @@ def test_each_student_becomes_the_next_frozen_teacher(tmp_path):
         assert expected.teacher["sha256"] == labels.teacher["sha256"]
         np.testing.assert_allclose(labels.labels, expected.labels, atol=1e-6)
         train(student, labels, checkpoints)
-        assert_equal(weights(teachers[-1]), before[-1])
+        assert_close(weights(teachers[-1]), before[-1])
         teachers.append(student)
 
     assert run(tmp_path, watched, teacher=teachers[0]) is teachers[-1]
@@ -118,7 +119,7 @@ def test_seed_determines_each_new_student(tmp_path):
         return list(students)
 
     first, again, other = new("first"), new("again", teacher=linear()), new("other", seed=1)
-    assert_equal(first, again)
+    assert_close(first, again)
     assert len({kernel.tobytes() for kernel in first + other}) == 4
 
 

@@ -21,14 +21,8 @@ def of(probabilities, **options):
     return pseudo_labels(table_teacher(), images, **options)
 
 
-PROBABILITIES = [
-    [0.6, 0.3, 0.1],
-    [0.4, 0.35, 0.25],
-    [0.1, 0.8, 0.1],
-    [0.6, 0.1, 0.3],
-    [0.9, 0.05, 0.05],
-    [0.4, 0.2, 0.4],
-]
+PROBABILITIES = [[0.6, 0.3, 0.1], [0.4, 0.35, 0.25], [0.1, 0.8, 0.1]]
+PROBABILITIES += [[0.6, 0.1, 0.3], [0.9, 0.05, 0.05], [0.4, 0.2, 0.4]]
 
 
 def test_threshold_keeps_equal_confidences():
