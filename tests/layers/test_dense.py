@@ -93,38 +93,6 @@ def test_subclass_with_another_call_is_not_quantized():
         layers[1].quantize("int8")
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_gradients_reach_the_layer_before(frozen):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(16, 5, 8)).astype("float32"), rng.normal(size=(16, 5, 3)).astype("float32")
-    first, second = rng.normal(size=(8, 6)).astype("float32"), rng.normal(size=(6, 3)).astype("float32")
-    model = keras.Sequential([keras.Input((5, 8)), Dense(6, use_bias=False), Dense(3)])
-    model.set_weights([first, second, np.zeros(3)])
-    model.layers[1].trainable = not frozen
-    model.compile(keras.optimizers.SGD(1.0), "mse")
-    model.train_on_batch(x, y)
-    error = 2 * (x @ first @ second - y) / y.size
-    of_first = np.einsum("btk,btn->kn", x, error @ second.T)
-    of_second = np.einsum("btk,btn->kn", x @ first, error)
-    np.testing.assert_allclose(ops.convert_to_numpy(model.layers[0].kernel), first - of_first, rtol=1e-4, atol=1e-5)
-    expected = second if frozen else second - of_second
-    np.testing.assert_allclose(ops.convert_to_numpy(model.layers[1].kernel), expected, rtol=1e-4, atol=1e-5)
-    of_bias = 0 if frozen else error.sum((0, 1))
-    np.testing.assert_allclose(ops.convert_to_numpy(model.layers[1].bias), -of_bias, rtol=1e-4, atol=1e-5)
-
-
-def test_lora_survives_a_file(tmp_path):
-    model = keras.Sequential([keras.Input((8,)), Dense(6)])
-    layer = model.layers[0]
-    layer.enable_lora(2, lora_alpha=5)
-    model.set_weights([np.random.default_rng(0).normal(size=w.shape) for w in model.get_weights()])
-    model.save(tmp_path / "m.keras")
-    loaded = keras.saving.load_model(tmp_path / "m.keras")
-    assert loaded.layers[0].lora_alpha == 5
-    for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(value, expected)
-
-
 def test_lora_weights_merge_into_a_layer_without_lora():
     layers = [Dense(6), Dense(6)]
     for layer in layers:
@@ -150,13 +118,3 @@ def test_quantized_layer_refuses_lora_weights():
     layers[0].save_own_variables(state)
     with pytest.raises(ValueError, match="Expected a layer with LoRA, or not quantized"):
         layers[1].load_own_variables(state)
-
-
-def test_lora_acts_and_trains():
-    layer = Dense(6)
-    layer.build((None, 5, 8))
-    layer.enable_lora(2)
-    layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
-    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
-    kernel = ops.convert_to_numpy(layer.kernel)
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), x @ kernel, rtol=1e-5, atol=1e-5)

@@ -3,13 +3,6 @@ import pytest
 from keras import ops
 
 from keras_vit.layers import DropPath
-from tests.contract import check_layer
-
-
-@pytest.mark.every_backend
-@pytest.mark.parametrize("rate, num_seeds, shape", [(0.3, 1, (4, 2, 3, 6)), (0.0, 0, (4, 5, 6))])
-def test_contract(rate, num_seeds, shape):
-    check_layer(DropPath, {"rate": rate, "seed": 3}, shape, output_shape=shape, num_seeds=num_seeds)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

@@ -73,32 +73,35 @@ def test_seed_alone_decides(of_class, monkeypatch):
     assert not np.array_equal(values(of_class(seed=4), shape), drawn)
 
 
-def test_numbers_are_those_of_every_backend():
-    drawn = values(initializers.RandomUniform(0, 1, seed=5), (initializers.PIECE + 2,))
-    np.testing.assert_allclose(drawn[[0, 1, -2, -1]], [0.24118292, 0.33595484, 0.8990366, 0.05834973], rtol=1e-6)
+def sums_of(**changes):
+    """Returns the sums of all new weights of a small ViT, by their paths."""
+    keras.utils.set_random_seed(6)
+    model = keras_vit.ViTTi16(image_size=32, num_classes=0, num_layers=1, **changes)
+    return {weight.path: np.abs(ops.convert_to_numpy(weight)).sum(dtype="float64") for weight in model.weights}
 
 
 @pytest.mark.every_backend
 def test_seed_gives_every_backend_the_same_model():
-    keras.utils.set_random_seed(6)
-    model = keras_vit.ViTTi16(image_size=32, num_classes=0, num_layers=1, representation_size=5, num_registers=1)
-    sums = {
-        weight.path: np.abs(ops.convert_to_numpy(weight)).sum(dtype="float64")
-        for weight in model.weights
-        if weight.path.endswith(("kernel", "embeddings", "tokens"))
-    }
-    pinned = {
-        "patch_embedding/kernel": 4372.457,
-        "registers/tokens": 0.0001710631,
-        "class_token/tokens": 0.0,
-        "position_embedding/embeddings": 15.24421,
-        "block_00/attention/qkv/kernel": 6915.06,
-        "block_00/attention/out/kernel": 2306.134,
-        "block_00/mlp/dense_1/kernel": 5839.499,
-        "block_00/mlp/dense_2/kernel": 5840.206,
-        "pre_logits/kernel": 54.68237,
-    }
-    assert sums == pytest.approx(pinned, rel=1e-5, abs=0)
+    block = {"attention/qkv/kernel": 6915.06, "attention/out/kernel": 2306.134}
+    block |= {"mlp/dense_1/kernel": 5839.499, "mlp/dense_1/bias": 0.0006078705}
+    block |= {"mlp/dense_2/kernel": 5840.206, "mlp/dense_2/bias": 0.0001596752}
+    plain = {f"block_00/{name}": value for name, value in block.items()}
+    plain |= {"patch_embedding/kernel": 4372.457, "registers/tokens": 0.0001710631, "pre_logits/kernel": 54.68237}
+    plain |= {"position_embedding/embeddings": 15.24421}
+    other = {"column_embeddings": 3.421262, "row_embeddings": 2.871421}
+    other = {f"position_embedding/{name}": value for name, value in other.items()}
+    pooling = {"query": 2305.99, "key": 2304.015, "value": 2293.37, "attention_output": 2286.487}
+    other |= {f"pooling/attention/{name}/kernel": value for name, value in pooling.items()}
+    other |= {"pooling/probe": 18.31522, "patch_embedding/kernel": 4372.457}
+    for pinned, changes in (
+        (plain, {"representation_size": 5, "num_registers": 1}),
+        (other, {"pooling": "map", "position_embedding": "learned2d"}),
+        ({"block_00/attention/relative_embeddings": 9.448211}, {"position_embedding": "relative"}),
+    ):
+        found = sums_of(**changes)
+        assert {path: found[path] for path in pinned} == pytest.approx(pinned, rel=1e-5, abs=0)
+        zeros = {path for path, value in found.items() if not value}
+        assert zeros == {p for p in found if p.endswith(("beta", "bias", "class_token/tokens")) and "/mlp/" not in p}
 
 
 def test_seed_gives_pinned_convolutions_and_decoders():

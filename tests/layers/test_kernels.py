@@ -1,7 +1,5 @@
-import os
 import re
 from collections import Counter
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,6 +11,8 @@ import keras_vit
 from keras_vit.inspection.gradients import gradients
 from keras_vit.layers import kernels
 from keras_vit.layers.kernels import attend, dense
+from tests.memory import needs_linux, peak
+from tests.tiny import assert_close
 
 
 @pytest.mark.every_backend
@@ -182,12 +182,11 @@ def test_long_sequence_trains_as_in_one_piece(monkeypatch):
         model.compile(keras.optimizers.SGD(1.0), "mse")
         model.fit(x, y, epochs=2, verbose=0)
         trained.append(model.get_weights())
-    for whole, sliced in zip(*trained, strict=True):
-        np.testing.assert_allclose(sliced, whole, rtol=1e-4, atol=1e-6)
+    assert_close(*trained, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.backends("tensorflow", "jax")
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="it reads the peak memory from Linux")
+@needs_linux
 def test_long_sequence_needs_less_memory_than_its_scores(monkeypatch):
     """Training with all slices at once would keep several copies of the scores."""
     length = 4096
@@ -200,12 +199,4 @@ def test_long_sequence_needs_less_memory_than_its_scores(monkeypatch):
     x, y = np.random.default_rng(0).normal(size=(2, 1, length, 8)).astype("float32")
     # It compiles.
     model.train_on_batch(x, y)
-
-    def memory(field):
-        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
-
-    # Sets the peak to the present memory.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = memory("VmRSS")
-    model.train_on_batch(x, y)
-    assert memory("VmHWM") - before < 0.75 * scores
+    assert peak(lambda: model.train_on_batch(x, y)) * 2**20 < 0.75 * scores

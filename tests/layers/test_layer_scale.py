@@ -1,15 +1,7 @@
 import numpy as np
-import pytest
 from keras import ops
 
 from keras_vit.layers import LayerScale
-from tests.contract import check_layer
-
-
-@pytest.mark.every_backend
-@pytest.mark.parametrize("shape", [(2, 5, 8), (3, 8)])
-def test_contract(shape):
-    check_layer(LayerScale, {"init_value": 0.3}, shape, output_shape=shape, num_weights=1)
 
 
 def test_each_channel_has_its_factor():

@@ -16,12 +16,6 @@ def gelu(x):
     return x * scipy.special.ndtr(x)
 
 
-@pytest.mark.every_backend
-def test_contract():
-    arguments = {"mlp_dim": 12, "activation": "gelu", "dropout_rate": 0.2, "seed": 7}
-    check_layer(MLP, arguments, (3, 5, 8), output_shape=(3, 5, 8), num_weights=4, num_seeds=2)
-
-
 @pytest.mark.parametrize(
     "activation, reference",
     [("gelu_tanh", gelu_tanh), ("gelu", gelu), ("relu", lambda x: np.maximum(x, 0)), (keras.activations.tanh, np.tanh)],
@@ -55,10 +49,6 @@ def test_swiglu_with_an_inner_norm():
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_default_activation_is_the_official_one():
-    assert MLP(4).get_config()["activation"] == "gelu_tanh"
-
-
 def test_dropout_acts_after_both_dense_layers():
     rate = 0.5
     layer = MLP(200, activation="linear", dropout_rate=rate, seed=0)
@@ -69,16 +59,3 @@ def test_dropout_acts_after_both_dense_layers():
     # What is left is a sum over 200 hidden units, each 0 or 2, times 2: mean 400, standard deviation 28.
     assert abs(y[y != 0].mean() - 400) < 3
     assert abs(y[y != 0].std() - np.sqrt(200) * 2) < 3
-
-
-def test_initial_weights():
-    layer = MLP(1536)
-    layer.build((None, 197, 384))
-    w1, b1, w2, b2 = map(ops.convert_to_numpy, layer.weights)
-    limit = np.sqrt(6 / (384 + 1536))
-    for kernel in (w1, w2):
-        assert np.abs(kernel).max() <= limit
-        assert kernel.std() == pytest.approx(0.0323, rel=0.01)
-        assert abs(kernel.mean()) < 1e-3
-    for bias in (b1, b2):
-        assert bias.std() == pytest.approx(1e-6, rel=0.2)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.layers import PatchDropout
-from tests.contract import check_layer
 
 
 def numbered(batch, length):
@@ -16,19 +15,6 @@ def numbered(batch, length):
 
 def drop(layer, x):
     return ops.convert_to_numpy(layer(x, training=True))
-
-
-@pytest.mark.every_backend
-def test_contract():
-    check_layer(
-        PatchDropout,
-        {"rate": 0.5, "num_prefix_tokens": 1, "seed": 5},
-        (3, 11, 4),
-        output_shape=(3, 11, 4),
-        symbolic_shape=(3, None, 4),
-        training_shape=(3, 6, 4),
-        num_seeds=1,
-    )
 
 
 @given(num_patches=st.integers(1, 60), percent=st.integers(0, 99), prefix=st.integers(0, 3))

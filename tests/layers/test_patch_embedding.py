@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.layers import PatchEmbedding, Patches
-from tests.contract import check_layer
 from tests.errors import refuses
 
 SIZES = st.tuples(st.integers(1, 24), st.integers(1, 24))
@@ -24,25 +23,6 @@ def cut(images, patch_size):
         ],
         axis=1,
     )
-
-
-@pytest.mark.parametrize(
-    "method, use_bias",
-    [
-        pytest.param("conv", True, marks=pytest.mark.every_backend),
-        pytest.param("unfold", True, marks=pytest.mark.every_backend),
-        ("conv", False),
-        ("unfold", False),
-    ],
-)
-def test_contract(method, use_bias):
-    arguments = {"hidden_dim": 8, "patch_size": (3, 5), "method": method, "use_bias": use_bias}
-    check_layer(PatchEmbedding, arguments, (2, 9, 12, 3), output_shape=(2, 6, 8), num_weights=1 + use_bias)
-
-
-@pytest.mark.every_backend
-def test_contract_of_patches():
-    check_layer(Patches, {"patch_size": (4, 3)}, (2, 9, 12, 3), output_shape=(2, 8, 36))
 
 
 @given(size=SIZES, patch_size=PATCH_SIZES, channels=st.integers(1, 6), hidden_dim=st.integers(1, 7))
@@ -66,29 +46,11 @@ def test_convolution_and_unfold_are_the_same_function(size, patch_size, channels
         np.testing.assert_allclose(ops.convert_to_numpy(layer(images)), expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("size, patch, grid", [(32, 3, 10), (16, 16, 1)])
-def test_remainder_is_dropped(size, patch, grid):
-    assert PatchEmbedding(8, patch).compute_output_shape((None, size, size, 3)) == (None, grid * grid, 8)
-    images = np.zeros((1, size, size, 1), "float32")
-    # The remainder at the right and bottom is not part of a patch.
-    images[:, grid * patch :] = images[:, :, grid * patch :] = 1
-    np.testing.assert_array_equal(ops.convert_to_numpy(PatchEmbedding(2, patch)(images)), 0)
-
-
 @pytest.mark.parametrize("method", ["conv", "unfold"])
 def test_image_below_patch_size_at_run_time_is_refused(method):
     inputs = keras.Input((None, None, 3))
     model = keras.Model(inputs, PatchEmbedding(8, 8, method=method)(inputs))
     refuses("Expected images of at least one patch, 8 x 8 pixels.", model, np.zeros((1, 16, 7, 3), "float32"))
-
-
-def test_initial_weights():
-    layer = PatchEmbedding(384, 16)
-    layer.build((None, 224, 224, 3))
-    kernel, bias = map(ops.convert_to_numpy, layer.weights)
-    assert kernel.std() == pytest.approx(0.0361, rel=0.01)
-    assert kernel.std() == pytest.approx(1 / np.sqrt(16 * 16 * 3), rel=0.01)
-    np.testing.assert_array_equal(bias, 0)
 
 
 def test_unsuitable_images_are_refused():

@@ -1,17 +1,9 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.layers import Patches, PatchMap
-from tests.contract import check_layer
-
-
-@pytest.mark.every_backend
-def test_contract():
-    arguments = {"patch_size": (3, 5), "num_prefix_tokens": 2}
-    check_layer(PatchMap, arguments, [(3, 8, 8), (3, 9, 13, 3)], output_shape=(3, 3, 2, 8))
 
 
 @given(

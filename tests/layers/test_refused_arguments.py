@@ -36,6 +36,7 @@ ODD_SIZES = 'odd sizes with padding="symmetric"'
 VALUES |= {ODD_SIZES: (3, 2)}
 PADDING, STRIDES = "one of 'same', 'symmetric'", "one of 1, 2"
 CONV, EMBEDDING = {"filters": 8, "kernel_size": 3}, {"hidden_dim": 8, "patch_size": 4}
+ROTARY = {"kind": "dinov3", "head_dim": 8, "patch_size": 4}
 MBCONV = {"filters": 8, "hidden_dim": 12, "reduced_dim": 3}
 BLOCK_RATES = "dropout_rate attention_dropout_rate drop_path_rate"
 BLOCK = {POSITIVE: "num_heads mlp_dim num_outputs max_relative_distance", RATE: BLOCK_RATES, FINITE: "layer_scale_init"}
@@ -58,11 +59,7 @@ REFUSED = [
     (MBConv, MBCONV, {"one of 'max2', 'max3', 'avg2'": "pool_type"}),
     (layers.MLP, {"mlp_dim": 4}, {POSITIVE: "mlp_dim", RATE: "dropout_rate"}),
     (layers.PatchDropout, {"rate": 0.5}, {RATE: "rate", COUNT: "num_prefix_tokens"}),
-    (
-        layers.PatchEmbedding,
-        {"hidden_dim": 8, "patch_size": 4},
-        {POSITIVE: "hidden_dim patch_size", PAIR: "patch_size"},
-    ),
+    (layers.PatchEmbedding, EMBEDDING, {POSITIVE: "hidden_dim patch_size", PAIR: "patch_size"}),
     (layers.PatchEmbedding, EMBEDDING, {"one of 'unfold', 'conv'": "method"}),
     (layers.Patches, {}, {POSITIVE: "patch_size"}),
     (layers.PatchMap, {"patch_size": 4}, {POSITIVE: "patch_size", PAIR: "patch_size", COUNT: "num_prefix_tokens"}),
@@ -75,39 +72,22 @@ REFUSED = [
     (RelativeTransformerBlock, RELATIVE, {POSITIVE: "units", STRIDES: "strides", ABOVE_0: "epsilon"}),
     (RelativeTransformerBlock, RELATIVE, {FINITE: "layer_scale_init", "one of 'layer', 'batch'": "norm"}),
     (ResNetBlock, {"width": 2}, {POSITIVE: "width strides", RATE: "drop_path_rate", BOOL: "bottleneck"}),
-    (
-        layers.RotaryEmbedding,
-        {"kind": "dinov3", "head_dim": 8, "patch_size": 4},
-        {"one of 'dinov3', 'eva02', 'axial'": "kind", "a multiple of 4 for rotary positions": "head_dim"},
-    ),
+    (layers.RotaryEmbedding, ROTARY, {"one of 'dinov3', 'eva02', 'axial'": "kind"}),
+    (layers.RotaryEmbedding, ROTARY, {"a multiple of 4 for rotary positions": "head_dim"}),
     (SqueezeExcitation, {}, {POSITIVE: "reduced_dim"}),
     (StandardizedConv2D, CONV, {POSITIVE: "filters kernel_size", PAIR: "strides", PADDING: "padding"}),
     (StandardizedConv2D, CONV, {ABOVE_0: "epsilon", "one of 'std', 'variance'": "epsilon_added_to"}),
-    (
-        StandardizedConv2D,
-        {**CONV, "padding": "symmetric"},
-        {ODD_SIZES: "kernel_size"},
-    ),
+    (StandardizedConv2D, {**CONV, "padding": "symmetric"}, {ODD_SIZES: "kernel_size"}),
     (SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {ODD: "pool_size", POSITIVE: "strides"}),
     (SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {"one of 'lowest', 'zeros'": "padding"}),
-    (
-        layers.TokenPooling,
-        {"method": "gap"},
-        {COUNT: "num_prefix_tokens"},
-    ),
+    (layers.TokenPooling, {"method": "gap"}, {COUNT: "num_prefix_tokens"}),
     (layers.TokenPooling, {}, {"one of 'token', 'gap', 'token_gap'": "method"}),
     (TokenProjector, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
     (TokenTransformer, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
-    (
-        layers.TransformerBlock,
-        HEADS,
-        {**BLOCK, ABOVE_0: "layer_norm_epsilon", COUNT: "token_merging num_prefix_tokens"},
-    ),
-    (
-        VTModule,
-        {"num_tokens": 3},
-        {POSITIVE: "num_tokens token_dim key_dim", RATE: "drop_path_rate", BOOL: "recurrent project"},
-    ),
+    (layers.TransformerBlock, HEADS, {ABOVE_0: "layer_norm_epsilon", COUNT: "token_merging num_prefix_tokens"}),
+    (layers.TransformerBlock, HEADS, BLOCK),
+    (VTModule, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim key_dim", RATE: "drop_path_rate"}),
+    (VTModule, {"num_tokens": 3}, {BOOL: "recurrent project"}),
 ]
 
 

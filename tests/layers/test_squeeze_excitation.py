@@ -1,15 +1,7 @@
 import numpy as np
-import pytest
 from keras import ops
 
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
-from tests.contract import check_layer
-
-
-@pytest.mark.every_backend
-def test_contract():
-    shape = (2, 3, 5, 8)
-    check_layer(SqueezeExcitation, {"reduced_dim": 2}, shape, output_shape=shape, num_weights=4)
 
 
 def test_equals_the_formula():

@@ -5,15 +5,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
-from tests.contract import check_layer
 from tests.resnet_reference import max_pool
-
-
-@pytest.mark.every_backend
-@pytest.mark.parametrize("padding", ["lowest", "zeros"])
-def test_contract(padding):
-    arguments = {"pool_size": 3, "strides": 2, "padding": padding}
-    check_layer(SymmetricMaxPooling2D, arguments, (3, 6, 7, 4), output_shape=(3, 3, 4, 4))
 
 
 @given(

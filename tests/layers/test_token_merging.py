@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_vit.layers import TransformerBlock
 from keras_vit.layers.token_merging import match, merge, num_merged
-from tests.contract import check_layer, randomize
+from tests.contract import randomize
 
 RNG = np.random.default_rng(0)
 
@@ -63,16 +63,6 @@ def test_zero_keys_do_not_divide_by_zero():
     assert np.isfinite(numpy(match(np.zeros((1, 6, 2)), 3))).all()
 
 
-def test_unmerged_tokens_are_unchanged():
-    tokens, sizes = RNG.normal(size=(1, 9, 4)).astype("float32"), np.array([[3] * 9])
-    places = match(RNG.normal(size=(1, 9, 4)), 2, 1)
-    merged, new_sizes = merge(ops.convert_to_tensor(tokens), sizes, places, 7)
-    alone = [i for i in range(9) if (numpy(places)[0] == numpy(places)[0, i]).sum() == 1]
-    assert 0 in alone and len(alone) >= 5
-    np.testing.assert_array_equal(numpy(merged)[0, numpy(places)[0, alone]], tokens[0, alone])
-    assert numpy(new_sizes).sum() == 27
-
-
 def layer_norm(x, norm):
     gamma, beta = (numpy(w).astype("float64") for w in norm.weights)
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + norm.epsilon) * gamma + beta
@@ -117,27 +107,6 @@ def test_blocks_with_merging_equal_numpy(prefix, remat):
     np.testing.assert_allclose(numpy(tokens), [one for one, _ in expected], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(numpy(sizes), [one for _, one in expected])
     assert keras.backend.standardize_dtype(sizes.dtype) == "int32"
-
-
-@keras.saving.register_keras_serializable(package="keras_vit_tests")
-class TokensAlone(TransformerBlock):
-    """A block without the sizes among its outputs, as check_layer wants it."""
-
-    def call(self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None):
-        return super().call(tokens, sizes, training, return_attention_scores)[0]
-
-    def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None):
-        return super().compute_output_shape(tokens_shape)[0]
-
-    def compute_output_spec(self, tokens, sizes=None, training=None, return_attention_scores=False):
-        return keras.KerasTensor(self.compute_output_shape(tokens.shape), dtype=self.compute_dtype)
-
-
-@pytest.mark.every_backend
-def test_contract():
-    arguments = {"num_heads": 2, "mlp_dim": 12, "token_merging": 2, "num_prefix_tokens": 1, "qk_norm": True}
-    # The class token's attention apart, a bias of the keys adds the same to all scores of a query.
-    check_layer(TokensAlone, arguments, (2, 8, 8), output_shape=(2, 6, 8), num_weights=16)
 
 
 @pytest.mark.backends("tensorflow", "torch")

@@ -1,16 +1,8 @@
 import numpy as np
-import pytest
 from keras import ops
 
 from keras_vit.layers import TokenPooling
-from tests.contract import check_layer
 from tests.errors import refuses
-
-
-@pytest.mark.every_backend
-@pytest.mark.parametrize("method, width", [("token", 8), ("gap", 8), ("token_gap", 16)])
-def test_contract(method, width):
-    check_layer(TokenPooling, {"method": method, "num_prefix_tokens": 2}, (3, 6, 8), output_shape=(3, width))
 
 
 def test_definition():
