@@ -10,7 +10,7 @@ from keras_vit.training import SAM, LayerDecay, fit, freeze, preflight
 from keras_vit.training.checks import look as read_batches
 from keras_vit.training.checks import names_differ, step_problems
 from tests.errors import refuses
-from tests.tiny import build
+from tests.tiny import assert_close, build
 
 RNG = np.random.default_rng(0)
 RAW = RNG.integers(0, 256, (10, 16, 16, 3)).astype("uint8")
@@ -44,8 +44,7 @@ def test_preflight_prints_one_screen_and_changes_nothing(model, capsys):
     assert 1 < found.initial_loss < 3 and found.memory > 4 * found.trainable * 3
     for text in ("10 images, 5 outputs", "0 2, 1 2", "4 x 16 x 16 x 3 of -1 to 1", "SparseCategoricalCrossentropy of"):
         assert text in screen
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_close(before, model.get_weights())
 
 
 class Batches(keras.utils.PyDataset):

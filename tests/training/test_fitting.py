@@ -66,23 +66,6 @@ def test_epochs_set_seeds_shuffles_each_epoch_differently():
     assert not np.array_equal(orders[0], orders[1])
 
 
-def test_fit_of_a_complete_run_trains_no_more(tmp_path):
-    model, again = make_model(), make_model()
-    history = fit(model, shuffled, 2, resume=tmp_path, verbose=0)
-    assert fit(again, shuffled, 2, resume=tmp_path, verbose=0).history == history.history
-    assert_equal(again, model)
-
-
-def test_fit_callback_stops_the_run(tmp_path):
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
-
-    history = fit(make_model(), shuffled, 5, resume=tmp_path, callbacks=[Stop()], verbose=0)
-    assert history.epoch == [0, 1]
-    assert max(path.name for path in tmp_path.glob("step_*")) == "step_000000000012.npz"
-
-
 @pytest.mark.parametrize("mode", killed.TRAINERS)
 def test_resumed_trainer_is_bit_identical(tmp_path, mode):
     killed.train_small(mode, tmp_path / "alone")

@@ -27,15 +27,13 @@ def images(folder):
 
 @pytest.mark.long
 def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path):
-    recipe = training.RECIPES["finetune_pets"].replace(
-        {
-            **TINY,
-            "steps": 7,
-            "learning_rate": 0.5,
-            "layer_decay": 0.9,
-            "model.preprocessing": {"interpolation": "bicubic"},
-        }
-    )
+    changes = {
+        "steps": 7,
+        "learning_rate": 0.5,
+        "layer_decay": 0.9,
+        "model.preprocessing": {"interpolation": "bicubic"},
+    }
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, **changes})
     options = {"weights": "none", "verbose": 0, "save_every": 2}
     with pytest.raises(KeyboardInterrupt):
         training.run(recipe, images, tmp_path / "run", callbacks=[Kill(at=4)], **options)
