@@ -115,10 +115,7 @@ def test_day_from_photos_to_a_server(command, tmp_path):
             assert first == pytest.approx(second, rel=1e-4)
 
     command("export", run, "--to", "saved_model", "--out", tmp_path / "server" / "1")
-    server = Server(tmp_path / "server" / "1")
-    try:
-        served = server.ask("serving_bytes", image_bytes=np.array([(photos / f"{n}.png").read_bytes() for n in names]))
-    finally:
-        server.close()
+    contents = np.array([(photos / f"{name}.png").read_bytes() for name in names])
+    served = Server(tmp_path / "server" / "1").ask("serving_bytes", image_bytes=contents)
     assert [label.decode() for label in served["labels"][:, 0]] == [best[name]["label"] for name in names]
     np.testing.assert_allclose(served["scores"][:, 0], [best[name]["probability"] for name in names], rtol=1e-3)

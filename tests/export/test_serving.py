@@ -15,7 +15,6 @@ from keras import ops
 import keras_vit
 from keras_vit import export
 from keras_vit.export import saved_files, serving
-from keras_vit.prediction.classify import read_images
 from tests.errors import refuses
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
@@ -53,9 +52,7 @@ def folder(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    server = Server(folder)
-    yield server
-    server.close()
+    return Server(folder)
 
 
 def batch(count, size=(16, 16, 3)):
@@ -102,17 +99,6 @@ def test_uint8_images_are_scaled(model, server):
     images = np.stack([pixels(i, (16, 16, 3)) for i in range(3)])
     expected = answers(model, keras_vit.preprocess_input(images, model))
     np.testing.assert_allclose(server.ask("serving_uint8", images=images)["outputs"], expected, atol=1e-5, rtol=0)
-
-
-def test_image_files_are_read_as_by_read_image(model, server, tmp_path):
-    files = [encoded(i, kind) for kind in ("JPEG", "PNG") for i in range(3)]
-    paths = [tmp_path / str(i) for i in range(6)]
-    for path, data in zip(paths, files, strict=True):
-        path.write_bytes(data)
-    answer = server.ask("serving_bytes", image_bytes=strings(*files))
-    expected = answers(model, keras_vit.preprocess_input(read_images(paths, model), model))
-    np.testing.assert_allclose(answer["outputs"], expected, atol=1e-4, rtol=0)
-    assert answer["status"].tolist() == [b"ok"] * 6
 
 
 def test_bad_image_leaves_other_rows_unchanged(server):
