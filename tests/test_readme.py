@@ -60,10 +60,8 @@ def test_readme_links_lead_to_files():
 
 
 def test_commands_of_readme_and_site_parse():
-    pages = [
-        README,
-        *(page.read_text(encoding="utf-8") for page in (ROOT / "examples" / "site" / "docs").rglob("*.md")),
-    ]
+    docs = ROOT / "examples" / "site" / "docs"
+    pages = [README, *(page.read_text(encoding="utf-8") for page in docs.rglob("*.md"))]
     lines = [line for page in pages for line in page.replace("\\\n", "").splitlines() if line.startswith("keras-vit ")]
     assert len(lines) >= 20
     for line in lines:
@@ -72,12 +70,7 @@ def test_commands_of_readme_and_site_parse():
 
 def test_readme_is_short_and_opens_with_the_prediction():
     assert len(README.splitlines()) <= 170
-    code = [
-        line
-        for block in re.findall(r"^```\w*\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-        for line in block.split("\n")
-    ]
-    assert [line for line in code if len(line) > 80] == []
+    assert [line for block in blocks(r"\w*") for line in block.splitlines() if len(line) > 80] == []
     opening = README.partition("\n## ")[0]
     assert "decode_predictions" in opening and "![" in opening and "pip install" in opening
     main_job, tests = blocks("sh")

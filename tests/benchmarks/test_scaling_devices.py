@@ -34,17 +34,6 @@ def test_tensor_layout_splits_kernels_and_activations(script):
 
 
 @pytest.mark.parametrize(
-    ("array", "kind"),
-    [("3,16,197,197", "scores"), ("48,197,64", "qkv"), ("3,3,16,197,64", "qkv"), ("591,4096", "mlp")],
-)
-def test_inner_shares_find_whole_activations(script, array, kind):
-    shares = script.inner_shares(f"%a = f16[{array}]{{1,0}} dot(f16[591,1024] %b)", 3, 197, 1024, 16, 4096)
-    # One of queries, keys and values is a third of all.
-    expected = {"scores": 0, "qkv": 0, "mlp": 0.25, kind: 1 / 3 if array == "48,197,64" else 1}
-    assert shares == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("text", "group"),
     [
         ("replica_groups=[4,64]<=[64,4]T(1,0), dimensions={1}", 64),
@@ -99,17 +88,3 @@ def test_committed_shares_match_the_layouts(script):
         if layout == "tensor":
             shares = [row["split_kernels_share"], *row["inner_shares"].values()]
             assert max(shares) <= 0.25 + 0.02, model
-
-
-def test_collectives_of_a_program_are_counted(script):
-    program = """
-  %all-reduce.1 = (f32[4,2]{1,0}, bf16[3]{0}) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1}}
-  ROOT %all-reduce.2 = f32[] all-reduce(%c), channel_id=2
-  %start = (f32[2]{0}, f32[8]{0}) all-gather-start(%d), dimensions={0}
-  %done = f32[8]{0} all-gather-done(%start)
-  %add = f32[8]{0} add(%done, %all-reduce.2)
-"""
-    found = script.collectives(program)
-    assert found["all-reduce"] == (2, 4 * 8 + 2 * 3 + 4)
-    assert found["all-gather"][0] == 1
-    assert set(found) == {"all-reduce", "all-gather"}

@@ -111,16 +111,10 @@ def test_zoo_run_resumes_with_missing_models(zoo, run, tmp_path, monkeypatch, ca
     assert asked == ["deit_tiny_patch16_224"]
     assert [row["name"] for row in results["rows"]] == ["deit_tiny_patch16_224", NAME]
     assert results["counts"] == {"exact": 2, "written": 2}
-    assert set(results) >= {"timm", "transformers"}
-    results_of("--only", "deit*|nothing*")
-    assert not asked
     results_of("--only", "deit*|nothing*", "--again")
     assert asked == ["deit_tiny_patch16_224"]
-    results_of("--again")
-    assert len(asked) == 2
     results_of("--summary")
-    assert not asked
-    assert "written" in capsys.readouterr().out
+    assert not asked and "written" in capsys.readouterr().out
 
 
 # The first start of a class of transformers, and its word in the guide's table.

@@ -9,7 +9,6 @@ if os.environ.get("KERAS_VIT_SITE") != "1":
 
 import json
 import shutil
-import threading
 import urllib.request
 from base64 import b64encode
 
@@ -219,61 +218,6 @@ def test_plain_export_shows_outputs_and_lost_server(chromium, photo, tmp_path):
         assert answers(page, 3)[:2] == ["The server does not answer. Is it running?"] * 2
         assert find(page, "#status").text == "3 of 3: photo.png: The server does not answer. Is it running?"
     assert all("ERR_CONNECTION_REFUSED" in entry["message"] for entry in chromium.get_log("browser"))
-
-
-class Fake:
-    """Returns the given rows, one per request, and then raises an error."""
-
-    version = "1"
-
-    def __init__(self, signatures, rows):
-        self.signatures, self.rows = dict.fromkeys(signatures), list(rows)
-
-    def parse(self, body, max_rows):
-        if not self.rows:
-            raise ZeroDivisionError(HOSTILE)
-        row = self.rows.pop(0)
-        return lambda: {"predictions": [row]}
-
-
-@pytest.fixture
-def fake():
-    """Returns a function that serves signatures and rows, and returns the address."""
-    serve = scripts.load("serve/server.py")
-    servers = []
-
-    def of(*signatures, rows=()):
-        application = serve.Application(Fake(signatures, rows), HOSTILE)
-        limits = {name: value for name, value in serve.LIMITS.items() if name != "max_rows"}
-        servers.append(serve.make_server(application, "127.0.0.1", 0, **limits))
-        threading.Thread(target=servers[-1].run, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].effective_port}"
-
-    yield of
-    for server in servers:
-        server.close()
-
-
-def test_server_error_is_shown_as_text(chromium, fake, photo, capsys):
-    page = opened(chromium, fake("serving_bytes"))
-    send(page, photo)
-    assert answers(page, 1) == [f"The server failed: ZeroDivisionError: {HOSTILE}"]
-    assert find(page, "#name").text == HOSTILE and page.title == f"Try the model {HOSTILE}"
-    assert not page.find_elements(By.CSS_SELECTOR, "header img, .note img")
-
-
-def test_exports_of_other_outputs_show_largest_values(chromium, fake, photo):
-    several = {"head": [1.5, 2.5], "head_dist": [0.25, -1.0], "status": "ok"}
-    maps = {"patch_map_0": [[[1.0, 2.0]]], "status": "ok"}
-    page = opened(chromium, fake("serving_bytes", rows=(several, maps)))
-    send(page, photo, photo)
-    notes = answers(page, 2)
-    assert "largest outputs" in notes[0] and "no output of one vector per image" in notes[1]
-    assert texts(page, ".label") == ["head 1", "head 0", "head_dist 0", "head_dist 1"]
-    assert texts(page, ".value") == ["2.500", "1.500", "0.2500", "-1.000"]
-    page = opened(chromium, fake("serving_default", "serving_uint8"))
-    assert find(page, "#status").text.startswith("This model takes no image files")
-    assert not find(page, "#files").is_enabled()
 
 
 def press(driver, key):

@@ -65,46 +65,6 @@ def test_finetune_trains_only_the_head_and_saves_it(finetune, weights, folder, t
             np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(w) for w in (here, there)), here.path)
 
 
-def prepare_tfds(data_dir, splits):
-    """Writes colored images as the TFDS dataset "colors"."""
-    tfds = pytest.importorskip("tensorflow_datasets", reason="the dataset is in TFDS' format")
-    rng = np.random.default_rng(0)
-
-    def rows(count):
-        for i in range(count):
-            image = np.array(list(COLORS.values())[i % 3]) + rng.integers(0, 40, (20, 20, 3))
-            yield {"image": image.astype("uint8"), "label": i % 3}
-
-    features = {"image": tfds.features.Image(shape=(20, 20, 3)), "label": tfds.features.ClassLabel(names=list(COLORS))}
-    signature = {"image": tf.TensorSpec((20, 20, 3), tf.uint8), "label": tf.TensorSpec((), tf.int64)}
-    datasets = {
-        name: tf.data.Dataset.from_generator(lambda count=count: rows(count), output_signature=signature)
-        for name, count in splits.items()
-    }
-    names = {"name": "colors", "version": "1.0.0", "data_dir": str(data_dir)}
-    features = tfds.features.FeaturesDict(features)
-    tfds.dataset_builders.store_as_tfds_dataset(**names, features=features, split_datasets=datasets)
-
-
-@pytest.mark.long
-def test_finetune_on_tfds_dataset_uses_its_test_split(finetune, weights, tmp_path, capsys):
-    prepare_tfds(tmp_path, {"train": 18, "test": 9})
-    finetune.main(options(weights, "colors", tmp_path / "run", "--data-dir", tmp_path, "--epochs", 20))
-    printed = capsys.readouterr().out
-    assert "18 images of 3 classes to train on, 9 to test on" in printed and scripts.last_accuracy(printed) == 1.0
-
-
-def test_folder_without_two_full_classes_is_refused(finetune, weights, folder, tmp_path):
-    (folder / "violet").mkdir()
-    with pytest.raises(SystemExit, match=r"None found in .*violet"):
-        finetune.main(options(weights, folder, tmp_path / "run"))
-    for name in ("green", "red", "violet"):
-        (folder / name).rename(tmp_path / name)
-    with pytest.raises(SystemExit, match=r"two classes or more in .*\['blue'\]"):
-        finetune.main(options(weights, folder, tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 def test_count_below_one_is_refused(finetune, capsys):
     for option in ("--epochs", "--batch-size", "--image-size"):
         with pytest.raises(SystemExit):
@@ -112,15 +72,11 @@ def test_count_below_one_is_refused(finetune, capsys):
         assert f"argument {option}: expected a whole number of at least 1, received '0'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["mnist", "no_such_dataset"])
-def test_unprepared_tfds_dataset_is_refused(name, finetune, weights, tmp_path):
-    pytest.importorskip("tensorflow_datasets", reason="it says what is missing")
-    with pytest.raises(SystemExit, match=f"There is no folder '{name}'"):
-        finetune.main(options(weights, name, tmp_path / "run", "--data-dir", tmp_path))
-
-
 def test_missing_or_unsuitable_weights_are_refused(finetune, weights, folder, tmp_path):
     with pytest.raises(SystemExit, match="absent.npz., which does not exist"):
         finetune.main(options(tmp_path / "absent.npz", folder, tmp_path / "run"))
     with pytest.raises(SystemExit, match="does not fit model"):
         finetune.main([*options(weights, folder, tmp_path / "run"), "--variant", "S/16"])
+    with pytest.raises(SystemExit, match="There is no folder 'mnist'"):
+        finetune.main(options(weights, "mnist", tmp_path / "run", "--data-dir", tmp_path))
+    assert not (tmp_path / "run").exists()

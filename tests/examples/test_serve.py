@@ -311,10 +311,7 @@ def test_unfinished_versions_are_skipped_with_one_line(server, tmp_path, capsys)
     capsys.readouterr()
     assert serve.Model(tmp_path).version == "1"
     lines = capsys.readouterr().err.splitlines()
-    assert [line[:30] for line in lines if "Skipped" in line] == [
-        "Skipped version 3, which is da",
-        "Skipped version 2, which is da",
-    ]
+    assert [line[:18] for line in lines if "Skipped" in line] == ["Skipped version 3,", "Skipped version 2,"]
 
 
 def test_head_has_no_body_and_log_lines_cannot_be_forged(url, capsys):
