@@ -14,10 +14,11 @@ from keras_vit.layers.class_token import PrefixTokens
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
 from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits
-from keras_vit.models.vit import checkpoint, names, timm_folder, transformers_folder
+from keras_vit.models.vit import checkpoint, timm_folder, transformers_folder
 from keras_vit.models.vit.config import ViTConfig, ViTFields
 from keras_vit.models.vit.names.huggingface import HUGGINGFACE
 from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
+from keras_vit.models.vit.names.original import recognise
 from keras_vit.models.vit.names.timm import TIMM
 
 logger = logging.getLogger("keras_vit")
@@ -208,7 +209,7 @@ VIT = Family(
     builder="ViT",
     above=("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
     sources=dict.fromkeys(checkpoint.READERS, checkpoint.read_config),
-    recognise=names.recognise,
+    recognise=recognise,
     settings=(
         *("activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid"),
         *("key_bias", "resnet_epsilons"),

@@ -1,9 +1,13 @@
-"""The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP."""
+"""The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP.
+
+The keys of these files are like the keys of other sources, so they are recognised here.
+"""
 
 import dataclasses
 import re
 
 from keras_vit.images.constants import CLIP_PREPROCESSING, DINOV3_PREPROCESSING, IMAGENET_PREPROCESSING
+from keras_vit.models.vit.names.official import BIG_VISION, OFFICIAL
 from keras_vit.models.vit.names.timm import DEIT, QUERY_VALUE_BIASES, SPLIT_QKV, TIMM
 from keras_vit.weights import codecs
 from keras_vit.weights.source import BLOCK, Name, Source, block, gated, norm
@@ -135,8 +139,14 @@ _BY_KEYS = {
 _BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "encoder": IJEPA}
 
 
-def recognise_state_dict(keys, facts):
-    """Returns the Source of an original state dict, or None."""
+def recognise(keys, container, facts):
+    """Returns the Source of a file whose first layer occurs in several sources, or None."""
+    if OFFICIAL.matches(keys) or BIG_VISION.matches(keys):
+        # Both have the same key for the patch embedding; the position table's key or the prefix differs.
+        old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
+        stacked = any("encoderblock/" in key for key in keys)
+        prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)
+        return BIG_VISION if "pos_embedding" in keys or prefixed or (stacked and not old) else OFFICIAL
     text = "\n".join(sorted(keys, key=lambda key: key.endswith("ls1.gamma")))
     for pattern, source in _BY_KEYS.items():
         if re.search(pattern, text, re.MULTILINE) and source.matches(keys):
@@ -146,4 +156,9 @@ def recognise_state_dict(keys, facts):
         return _BY_WRAPPERS[wrapper]
     # Unlike MAE's files, DeiT's files have a head, and no norm after the mean.
     of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
-    return MAE if wrapper in ("model", "model_ema") and of_mae and MAE.matches(keys) else None
+    if wrapper in ("model", "model_ema") and of_mae and MAE.matches(keys):
+        return MAE
+    backbone = any(key.startswith("patch_embed.backbone.") for key in keys)
+    if not backbone and not TIMM.matches(keys):
+        return None
+    return DEIT if container == "pth" and wrapper in ("model", "model_ema") and not backbone else TIMM
