@@ -203,4 +203,4 @@ EfficientNetB8 = row("EfficientNetB8", EfficientNet, "B8")
 EfficientNetL2 = row("EfficientNetL2", EfficientNet, "L2")
 
 # Set through globals(), because type checkers read a computed `__all__` as empty.
-globals()["__all__"] = [name for name, value in globals().items() if hasattr(value, "__signature__")]
+globals()["__all__"] = list(VARIANTS)

@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
 
 import keras
 
 from keras_vit import arguments, layers
-from keras_vit.config import ModelConfig, config_of, preprocessing_record
+from keras_vit.config import ModelConfig, Preprocessing, config_of, preprocessing_record
 from keras_vit.layers import initializers
 from keras_vit.models import forward, graph, losses
 from keras_vit.models.running import CheckedRuns
@@ -217,6 +220,48 @@ class Family:
         return found, {name: given[name] for name in options if given.get(name) is not None}
 
 
+P = ParamSpec("P")
+
+
+def usual_arguments(
+    variant: str,
+    *,
+    weights: str | os.PathLike | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
+    in_channels: int | None = None,
+    task: str | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | dict[str, Any] | None = None,
+    include_preprocessing: bool | None = None,
+    classifier_activation: str | Callable | None = None,
+    dropout_rate: float | None = None,
+    drop_path_rate: float | None = None,
+    head_init: str | keras.initializers.Initializer = "zeros",
+    dtype: str | keras.DTypePolicy | None = None,
+    name: str | None = None,
+    **fields: Any,
+) -> FamilyModel:
+    """Has the arguments that a builder takes in addition to the fields of its family, for editors and `help`."""
+    raise NotImplementedError
+
+
+def takes(
+    like: Callable[P, FamilyModel], family: Family
+) -> Callable[[Callable[..., FamilyModel]], Callable[P, FamilyModel]]:
+    """Returns a decorator that gives the builder of a family the signature of `like`, without what the family lacks."""
+    known = {field.name for field in dataclasses.fields(family.config)} | {*family.connect.__kwdefaults__}
+    known |= {"variant", "dtype", "name", "fields", *(["weights"] if family.sources else [])}
+
+    def decorate(builder):
+        signature = inspect.signature(like)
+        shown = [parameter for name, parameter in signature.parameters.items() if name in known]
+        builder.__signature__ = signature.replace(parameters=shown)
+        return builder
+
+    return decorate
+
+
 def build(family, variant, given, defaults=None, function=None):
     """Builds the model of a variant from the arguments of a builder.
 
@@ -228,7 +273,7 @@ def build(family, variant, given, defaults=None, function=None):
         function: Name of the function that was called, for errors.
     """
     given, defaults = dict(given), defaults or {}
-    weights = given.pop("weights", None)
+    weights = given.pop("weights", None) if family.sources else None
     given |= given.pop("fields", {})
     fields, options = family.split(given, function)
     options = {

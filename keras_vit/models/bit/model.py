@@ -1,63 +1,17 @@
 """Big Transfer (BiT) models, and the ResNets of hybrids."""
 
-import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from keras_vit.config import Preprocessing
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit import checkpoint, names
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
 from keras_vit.models.bit.config import ROOT_WIDTH, BiTConfig
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
-from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.family import Family, FamilyModel, build, dense_head, takes, usual_arguments
 from keras_vit.models.vit.names.keras import keras_source
-
-
-def BiT(
-    variant: str,
-    *,
-    weights: str | os.PathLike | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
-    in_channels: int | None = None,
-    task: str | None = None,
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | dict[str, Any] | None = None,
-    include_preprocessing: bool | None = None,
-    classifier_activation: str | Callable | None = None,
-    head_init: str | keras.initializers.Initializer = "zeros",
-    dtype: str | keras.DTypePolicy | None = None,
-    name: str | None = None,
-    **fields: Any,
-) -> FamilyModel:
-    """Builds a BiT model: a pre-activation ResNet with group normalization and standardized convolutions.
-
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
-    `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, ..., `norm`, `relu`, `pooling` and `head`.
-
-    Args:
-        variant: String: R, depth (50, 101, 152 or 200), x, width factor, such as "R50x1".
-        **fields: Other fields of `keras_vit.BiTConfig`, which override the variant and the weights. The remaining
-            arguments are as in `keras_vit.ViT`.
-
-    Raises:
-        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
-        FileNotFoundError: If `weights` does not exist.
-
-    Example:
-
-    >>> model = keras_vit.BiT("R50x1", image_size=128, num_classes=10)
-    >>> model.output_shape
-    (None, 10)
-
-    Reference: [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
-    """
-    given = {name: value for name, value in locals().items() if name != "variant"}
-    return build(BIT, variant, given)
 
 
 def connect(images, config, *, head_init="zeros"):
@@ -87,6 +41,33 @@ BIT = Family(
     timm=checkpoint.timm_architecture,
     transformers=checkpoint.transformers_folder,
 )
+
+
+@takes(usual_arguments, BIT)
+def BiT(variant: str, **fields: Any) -> FamilyModel:
+    """Builds a BiT model: a pre-activation ResNet with group normalization and standardized convolutions.
+
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
+    `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, ..., `norm`, `relu`, `pooling` and `head`.
+
+    Args:
+        variant: String: R, depth (50, 101, 152 or 200), x, width factor, such as "R50x1".
+        **fields: Other fields of `keras_vit.BiTConfig`, which override the variant and the weights. The remaining
+            arguments are as in `keras_vit.ViT`.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
+        FileNotFoundError: If `weights` does not exist.
+
+    Example:
+
+    >>> model = keras_vit.BiT("R50x1", image_size=128, num_classes=10)
+    >>> model.output_shape
+    (None, 10)
+
+    Reference: [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
+    """
+    return build(BIT, variant, fields)
 
 
 def hybrid_stem(images, config):

@@ -1,80 +1,21 @@
 """CoAtNet models: convolutions in the first stages, relative attention in the last."""
 
-import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from keras_vit import activations
-from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.models.coatnet import checkpoint
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig
 from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.names import TIMM_COATNET
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
-from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits
+from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits, takes, usual_arguments
 
 # The fields of a config that are arguments of MBConv and of transformer blocks.
 _CONV_FIELDS = ("downsampling", "pre_norm_activation", "se_activation", "se_before_norm")
 _TRANSFORMER_FIELDS = ("shortcut_bias", "layer_scale_init", "activation", "position_mlp_dim")
-
-
-def CoAtNet(
-    variant: str,
-    *,
-    weights: str | os.PathLike | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
-    in_channels: int | None = None,
-    task: str | None = None,
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | dict[str, Any] | None = None,
-    include_preprocessing: bool | None = None,
-    classifier_activation: str | Callable | None = None,
-    dropout_rate: float = 0.0,
-    drop_path_rate: float = 0.0,
-    head_init: str | keras.initializers.Initializer = "zeros",
-    dtype: str | keras.DTypePolicy | None = None,
-    name: str | None = None,
-    **fields: Any,
-) -> FamilyModel:
-    """Builds a CoAtNet: stages of MBConv blocks, then stages of transformer blocks with relative attention.
-
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
-    named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
-    `pooling`, `pre_logits` and `head`. Each stage halves the feature map.
-
-    "0" to "5" are the paper's models, for which no weights were published. timm's models are "coatnet_0" to
-    "coatnet_5", which differ from these in details, and models with weights, such as "coatnet_0_rw". The full list is
-    `keras_vit.models.coatnet.config.VARIANTS`.
-
-    Args:
-        variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
-            weights, else the size in timm's name, else 224.
-        dropout_rate: Float in [0, 1), before the head.
-        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
-        **fields: Other fields of `keras_vit.CoAtNetConfig`, which override the variant and the weights. The remaining
-            arguments are as in `keras_vit.ViT`.
-
-    Raises:
-        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
-        FileNotFoundError: If `weights` does not exist.
-
-    Example:
-
-    >>> model = keras_vit.CoAtNet("0", num_classes=10)
-    >>> model.output_shape
-    (None, 10)
-
-    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2 and 4.1 and table 3. Details that the
-    paper leaves open follow timm's code: the hidden layer of the head, whose parameters table 4 includes, its tanh, the
-    norm after the pooling, shortcuts without a projection for equal channels, and the epsilons.
-    """
-    given = {name: value for name, value in locals().items() if name != "variant"}
-    return build(COATNET, variant, given)
 
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
@@ -112,6 +53,45 @@ COATNET = Family(
     formats={"timm": TIMM_COATNET},
     timm=checkpoint.timm_architecture,
 )
+
+
+@takes(usual_arguments, COATNET)
+def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
+    """Builds a CoAtNet: stages of MBConv blocks, then stages of transformer blocks with relative attention.
+
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
+    `pooling`, `pre_logits` and `head`. Each stage halves the feature map.
+
+    "0" to "5" are the paper's models, for which no weights were published. timm's models are "coatnet_0" to
+    "coatnet_5", which differ from these in details, and models with weights, such as "coatnet_0_rw". The full list is
+    `keras_vit.models.coatnet.config.VARIANTS`.
+
+    Args:
+        variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
+            weights, else the size in timm's name, else 224.
+        dropout_rate: Float in [0, 1), before the head. None: 0.
+        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
+            None: 0.
+        **fields: Other fields of `keras_vit.CoAtNetConfig`, which override the variant and the weights. The remaining
+            arguments are as in `keras_vit.ViT`.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model.
+        FileNotFoundError: If `weights` does not exist.
+
+    Example:
+
+    >>> model = keras_vit.CoAtNet("0", num_classes=10)
+    >>> model.output_shape
+    (None, 10)
+
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2 and 4.1 and table 3. Details that the
+    paper leaves open follow timm's code: the hidden layer of the head, whose parameters table 4 includes, its tanh, the
+    norm after the pooling, shortcuts without a projection for equal channels, and the epsilons.
+    """
+    return build(COATNET, variant, fields)
 
 
 def _layer(config, block, drop_path_rate):

@@ -1,70 +1,15 @@
 """EfficientNet models."""
 
-import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.models.efficientnet import checkpoint, names
 from keras_vit.models.efficientnet.config import EfficientNetConfig
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck, batch_norm
-from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.family import Family, FamilyModel, build, dense_head, takes, usual_arguments
 from keras_vit.models.vit.names.keras import keras_source
-
-
-def EfficientNet(
-    variant: str,
-    *,
-    weights: str | os.PathLike | None = None,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
-    in_channels: int | None = None,
-    task: str | None = None,
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | dict[str, Any] | None = None,
-    include_preprocessing: bool | None = None,
-    classifier_activation: str | Callable | None = None,
-    dropout_rate: float | None = None,
-    drop_path_rate: float = 0.2,
-    head_init: str | keras.initializers.Initializer = "zeros",
-    dtype: str | keras.DTypePolicy | None = None,
-    name: str | None = None,
-    **fields: Any,
-) -> FamilyModel:
-    """Builds an EfficientNet: a convolutional network of inverted bottlenecks with batch normalization.
-
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
-    `normalization`, `stem_conv`, `stem_norm`, `stage_1_block_01`, ..., `top_conv`, `top_norm`, `pooling` and `head`.
-
-    Args:
-        variant: String, "B0" to "B8" or "L2".
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
-            weights, else the size of the variant, 224 for "B0" to 800 for "L2".
-        dropout_rate: Float in [0, 1), before the head. None: as in the variant, 0.2 to 0.5.
-        drop_path_rate: Float in [0, 1), the stochastic depth. Block i of N has the rate `drop_path_rate * i / N`.
-        **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
-            remaining arguments are as in `keras_vit.ViT`.
-
-    Raises:
-        ValueError: If an argument is unknown or out of range, or the weights do not fit the model or do not determine
-            their padding.
-        FileNotFoundError: If `weights` does not exist.
-
-    Example:
-
-    >>> model = keras_vit.EfficientNet("B0", image_size=64, num_classes=10)
-    >>> model.output_shape
-    (None, 10)
-
-    Reference: [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), table 1; L2:
-    [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), table 7. Initialized as in the official code, except for the
-    head, which is zero. On several devices each PyTorch process normalizes by the statistics of its own images.
-    """
-    given = {name: value for name, value in locals().items() if name != "variant"}
-    return build(EFFICIENTNET, variant, given)
 
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.2, drop_path_rate=0.2):
@@ -104,3 +49,38 @@ EFFICIENTNET = Family(
     formats={"timm": names.TIMM_EFFICIENTNET},
     timm=checkpoint.timm_architecture,
 )
+
+
+@takes(usual_arguments, EFFICIENTNET)
+def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
+    """Builds an EfficientNet: a convolutional network of inverted bottlenecks with batch normalization.
+
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
+    `normalization`, `stem_conv`, `stem_norm`, `stage_1_block_01`, ..., `top_conv`, `top_norm`, `pooling` and `head`.
+
+    Args:
+        variant: String, "B0" to "B8" or "L2".
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
+            weights, else the size of the variant, 224 for "B0" to 800 for "L2".
+        dropout_rate: Float in [0, 1), before the head. None: as in the variant, 0.2 to 0.5.
+        drop_path_rate: Float in [0, 1), the stochastic depth. Block i of N has the rate `drop_path_rate * i / N`. None:
+            0.2.
+        **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
+            remaining arguments are as in `keras_vit.ViT`.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range, or the weights do not fit the model or do not determine
+            their padding.
+        FileNotFoundError: If `weights` does not exist.
+
+    Example:
+
+    >>> model = keras_vit.EfficientNet("B0", image_size=64, num_classes=10)
+    >>> model.output_shape
+    (None, 10)
+
+    Reference: [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), table 1; L2:
+    [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), table 7. Initialized as in the official code, except for the
+    head, which is zero. On several devices each PyTorch process normalizes by the statistics of its own images.
+    """
+    return build(EFFICIENTNET, variant, fields)

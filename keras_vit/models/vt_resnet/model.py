@@ -1,72 +1,15 @@
 """Token-based Visual Transformers: ResNets whose last stage reads and writes a few visual tokens."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from keras_vit.config import Preprocessing
 from keras_vit.layers.downsampling import conv
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
-from keras_vit.models.family import Family, FamilyModel, build, dense_head
+from keras_vit.models.family import Family, FamilyModel, build, dense_head, takes, usual_arguments
 from keras_vit.models.vt_resnet.config import VTResNetConfig
 from keras_vit.models.vt_resnet.layers import VTModule
 from keras_vit.models.vt_resnet.resnet_block import NORM, ResNetBlock
-
-
-def VTResNet(
-    variant: str,
-    *,
-    num_classes: int | None = None,
-    image_size: int | tuple[int, int] | tuple[None, None] | None = None,
-    in_channels: int | None = None,
-    task: str | None = None,
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | dict[str, Any] | None = None,
-    include_preprocessing: bool | None = None,
-    classifier_activation: str | Callable | None = None,
-    dropout_rate: float = 0.0,
-    drop_path_rate: float = 0.0,
-    head_init: str | keras.initializers.Initializer = "zeros",
-    dtype: str | keras.DTypePolicy | None = None,
-    name: str | None = None,
-    **fields: Any,
-) -> FamilyModel:
-    """Builds a token-based Visual Transformer: a ResNet whose last stage is replaced by VT modules on visual tokens.
-
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
-    `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`, ...,
-    `pooling` and `head`. The VT modules work on the feature map of the last stage, 14 x 14 for images of 224 x 224
-    pixels. The head classifies the mean of the last module's tokens. No weights were published. Save a trained model by
-    `model.save` or `model.save_weights`.
-
-    Args:
-        variant: "R18", "R34", "R50" or "R101".
-        dropout_rate: Float in [0, 1), before the head.
-        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
-        **fields: Other fields of `keras_vit.VTResNetConfig`, which override the variant. The remaining arguments are as
-            in `keras_vit.ViT`.
-
-    Raises:
-        ValueError: If an argument is unknown or out of range.
-
-    Example:
-
-    >>> model = keras_vit.VTResNet("R18", image_size=64, num_classes=10)
-    >>> model.output_shape, model.get_layer("vt_2").output.shape
-    ((None, 10), (None, 16, 1024))
-
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
-    contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
-    Parameters and multiply-adds of R18 and R34 are within 2% of table 2, and of R50 and R101 within 9% and 5% of table
-    8. The parts differ more: the transformers of R18 have 6.3 million parameters (3.1 in table 5), and its projector
-    has 0.9 million (2.3 in table 7). The heads, groups, values and positions of the appendix's code are omitted, and so
-    is the projector of the last module, because no layer would read its output. There are no norms, so tokens grow with
-    the learning rate: on handwritten digits, a small model diverged with SGD at 0.1, but learned with SGD at 0.01 and
-    with Adam. Not measured on ImageNet.
-    """
-    given = {name: value for name, value in locals().items() if name != "variant"}
-    return build(VT_RESNET, variant, given)
 
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
@@ -96,3 +39,42 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
 
 
 VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", above=("pooling", "dropout"))
+
+
+@takes(usual_arguments, VT_RESNET)
+def VTResNet(variant: str, **fields: Any) -> FamilyModel:
+    """Builds a token-based Visual Transformer: a ResNet whose last stage is replaced by VT modules on visual tokens.
+
+    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
+    `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`, ...,
+    `pooling` and `head`. The VT modules work on the feature map of the last stage, 14 x 14 for images of 224 x 224
+    pixels. The head classifies the mean of the last module's tokens. No weights were published. Save a trained model by
+    `model.save` or `model.save_weights`.
+
+    Args:
+        variant: "R18", "R34", "R50" or "R101".
+        dropout_rate: Float in [0, 1), before the head. None: 0.
+        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
+            None: 0.
+        **fields: Other fields of `keras_vit.VTResNetConfig`, which override the variant. The remaining arguments are as
+            in `keras_vit.ViT`.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range.
+
+    Example:
+
+    >>> model = keras_vit.VTResNet("R18", image_size=64, num_classes=10)
+    >>> model.output_shape, model.get_layer("vt_2").output.shape
+    ((None, 10), (None, 16, 1024))
+
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
+    contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
+    Parameters and multiply-adds of R18 and R34 are within 2% of table 2, and of R50 and R101 within 9% and 5% of table
+    8. The parts differ more: the transformers of R18 have 6.3 million parameters (3.1 in table 5), and its projector
+    has 0.9 million (2.3 in table 7). The heads, groups, values and positions of the appendix's code are omitted, and so
+    is the projector of the last module, because no layer would read its output. There are no norms, so tokens grow with
+    the learning rate: on handwritten digits, a small model diverged with SGD at 0.1, but learned with SGD at 0.01 and
+    with Adam. Not measured on ImageNet.
+    """
+    return build(VT_RESNET, variant, fields)
