@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import re
 
 import griffe
@@ -106,6 +107,11 @@ class Docstrings(griffe.Extension):
             if obj.path.startswith("keras_vit.models.builders.") and obj.name in builders.__all__:
                 summary = getattr(builders, obj.name).__doc__.partition("\n\n")[0]
                 obj.docstring = griffe.Docstring(PREPROCESSING.sub("Preprocessing(...)", summary), parent=obj)
+            if obj.is_function and any("usual_arguments" in str(decorator.value) for decorator in obj.decorators):
+                # The decorator gives these builders arguments at run time.
+                names = inspect.signature(getattr(keras_vit, obj.name)).parameters
+                shared = pkg["models.family.usual_arguments"].parameters
+                obj.parameters = griffe.Parameters(*(each for each in shared if each.name in names))
             if obj.is_class and any("dataclass" in str(decorator.value) for decorator in obj.decorators):
                 show_defaults(obj)
             if obj.docstring is not None:
