@@ -142,11 +142,6 @@ def preprocessing_from_processor(path, preprocessor, config):
         (stated.get("do_resize") is not False, "do_resize=true", False),
         (scales, "do_rescale=true and rescale_factor=1/255", (stated.get("do_rescale"), factor)),
         (type(resample) is int and resample in range(len(_RESAMPLE)), "resample as one of 0, 1, 2, 3, 4", resample),
-        (
-            not isinstance(size, dict) or set(size) in ({"shortest_edge"}, {"height", "width"}),
-            "size with shortest_edge, or with height and width",
-            size,
-        ),
     ):
         if not holds:
             raise _unreadable(path, expected, value)
@@ -158,6 +153,8 @@ def preprocessing_from_processor(path, preprocessor, config):
         if isinstance(constants, (list, tuple)) and len(constants) not in (1, channels):
             raise _unreadable(path, f"{key} as one number, or one for each of {channels} channels", constants)
     side, crop = (_side(path, key, stated.get(key)) for key in ("size", "crop_size"))
+    if isinstance(size, dict) and set(size) not in ({"shortest_edge"}, {"height", "width"}):
+        raise _unreadable(path, "size with shortest_edge, or with height and width", size)
     keeps_shape, fraction = not stated.get("default_to_square", True), 1.0
     if isinstance(size, (dict, list)):
         keeps_shape = "shortest_edge" in size
