@@ -1,8 +1,7 @@
 """Executes the notebooks of this folder, whose sources are the .py files, and stores them with their outputs.
 
-The backend is KERAS_BACKEND's. The notebooks look for their data in /kaggle/input and in the folder that the
-environment variable KERAS_VIT_SAMPLES names; without either, they use scikit-learn's digits. KERAS_VIT_QUICK=1 shortens
-them.
+The backend is KERAS_BACKEND's. samples.py prepares the data of the notebooks; it describes the environment variables
+KERAS_VIT_SAMPLES and KERAS_VIT_QUICK.
 
 Command:  python examples/notebooks/run.py [NAME ...] [--check]
 Needs:    pip install ".[notebooks]", in a clone of the repository
@@ -11,6 +10,7 @@ Needs:    pip install ".[notebooks]", in a clone of the repository
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +22,12 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent
+SAMPLES = FOLDER / "samples.py"
+# Small pictures, as options of the kernel.
+PICTURES = [
+    "--InlineBackend.figure_formats={'jpeg'}",
+    "--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'dpi': 80, 'pil_kwargs': {'quality': 75}}",
+]
 # What TensorFlow's C++ code logs before it can be told not to.
 NATIVE_LOGS = re.compile(
     r"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:|To enable the following).*\n?", re.MULTILINE
@@ -30,7 +36,7 @@ NATIVE_LOGS = re.compile(
 
 def sources(folder=FOLDER):
     """Returns the paths of the notebooks' sources by name."""
-    return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem != Path(__file__).stem}
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem not in ("run", "samples")}
 
 
 def read(path):
@@ -45,10 +51,11 @@ def read(path):
 def execute(path):
     """Returns a source's notebook with its outputs; raises if a cell fails or warns."""
     notebook = read(path)
-    options = {"record_timing": False, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR"]}
+    options = {"record_timing": False, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR", *PICTURES]}
     client = NotebookClient(notebook, timeout=None, kernel_name="python3", **options)
     # What it writes is not kept.
     with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(SAMPLES, folder)
         client.execute(cwd=folder)
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -84,6 +91,7 @@ def parse_arguments(argv=None):
 def main(argv=None):
     """Executes the notebooks one after the other."""
     args = parse_arguments(argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # The kernels start in another folder.
     for name in ("KERAS_VIT_SAMPLES", "PYTHONPATH"):
         if os.environ.get(name):

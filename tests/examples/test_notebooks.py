@@ -10,7 +10,9 @@ pytest.importorskip("jupytext", reason="it reads the sources")
 nbformat = pytest.importorskip("nbformat", reason="it reads the notebooks")
 pytest.importorskip("nbclient", reason="it executes them")
 
-NAMES = sorted(path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.py") if path.stem != "run")
+NAMES = sorted(
+    path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.py") if path.stem not in ("run", "samples")
+)
 # Folders that exist on one machine only.
 OWN_PATH = re.compile(r"(?<![\w.:/-])/(?:home|root|work|tmp|usr|opt|mnt|srv|var|Users|private)/[\w.-]+")
 
@@ -45,6 +47,17 @@ def test_stored_notebook_is_its_executed_source(name, run):
     shown = "\n".join(map(text_of, outputs))
     assert "Warning: " not in shown
     assert not OWN_PATH.findall(shown + "\n".join(cell.source for cell in notebook.cells))
+
+
+@pytest.mark.parametrize("name", ["competition"])
+def test_first_cells_show_picture_without_switches(name):
+    cells = nbformat.read(scripts.EXAMPLES / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    kinds = {kind for cell in cells[:3] for output in cell.get("outputs", ()) for kind in output.get("data", ())}
+    assert kinds & {"image/jpeg", "image/png"}
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    assert not re.findall(r"QUICK|environ|%config", code)
+    # A reader without the repository learns how to run the notebook.
+    assert "samples.py" in cells[0].source
 
 
 def test_own_paths_are_found():
