@@ -1,27 +1,18 @@
 """The config of token-based Visual Transformers, and the table of their sizes."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from keras_vit import arguments
 from keras_vit.config import MOST_LAYERS, ModelConfig, checked, stage_sizes
 
-
-class VTResNetSize(NamedTuple):
-    """The units of the convolutional stages, their kind, and the number of VT modules in place of the last stage."""
-
-    stages: tuple[int, ...]
-    bottleneck: bool
-    num_modules: int
-
-
 # Deep Residual Learning (arXiv 1512.03385), table 1, with the last stage replaced as in Visual Transformers (arXiv
 # 2006.03677), appendix A.
 VT_RESNETS = {
-    "R18": VTResNetSize((2, 2, 2), False, 2),
-    "R34": VTResNetSize((3, 4, 6), False, 3),
-    "R50": VTResNetSize((3, 4, 6), True, 3),
-    "R101": VTResNetSize((3, 4, 23), True, 3),
+    "R18": {"stages": (2, 2, 2), "bottleneck": False, "num_modules": 2},
+    "R34": {"stages": (3, 4, 6), "bottleneck": False, "num_modules": 3},
+    "R50": {"stages": (3, 4, 6), "bottleneck": True, "num_modules": 3},
+    "R101": {"stages": (3, 4, 23), "bottleneck": True, "num_modules": 3},
 }
 
 
@@ -62,10 +53,9 @@ class VTResNetConfig(ModelConfig):
     @staticmethod
     def variant_sizes(variant):
         """Returns the fields that a variant sets."""
-        size = VT_RESNETS.get(variant) if isinstance(variant, str) else None
-        if size is None:
+        if not isinstance(variant, str) or variant not in VT_RESNETS:
             raise arguments.invalid("variant", f"one of {', '.join(map(repr, VT_RESNETS))}", variant)
-        return size._asdict()
+        return VT_RESNETS[variant]
 
     @property
     def block_names(self):
