@@ -116,14 +116,12 @@ class RandAugment:
 
     Args:
         num_operations: Integer, operations per image.
-        magnitude: Float, in [0, 30] for "official", in [0, 10] for "timm".
-        magnitude_std: Float, the standard deviation of the magnitude, which is clipped to its range.
+        magnitude, magnitude_std: Floats, mean and standard deviation of the magnitude, which is clipped to [0, 30] for
+            "official", [0, 10] for "timm".
         operations: "official" or "timm"; see `Policy`.
 
-    Call arguments:
-        image: Float32 tensor (height, width, 3) of 0..255, first rounded down ("official") or to the nearest integer
-            ("timm"). The result has the same shape and whole numbers in the same range.
-        seed: Integer tensor (2,).
+    Call arguments: image: Float32 tensor (height, width, 3) of 0..255, first rounded down ("official") or to the next
+    integer ("timm"); the result has the same shape and range. seed: Integer tensor (2,).
 
     Reference: arXiv 1909.13719. At each magnitude the operations are bit-exact with the official codes, except timm's
     warps: 99.7 % of their pixels equal Pillow's bicubic filter, the rest differ by 1 of 255.

@@ -63,8 +63,8 @@ def with_pseudo_labels(
 
     The result has batches of (images, labels, weights), labels float32 (batch, num_classes), weights float32 (batch,).
     With `keras.losses.CategoricalCrossentropy(from_logits=True)`, plain `model.fit` minimizes `mean cross-entropy of
-    the labelled images + ratio * mean cross-entropy of the pseudo-labelled images`. Keras divides by the rows of a
-    batch, and the weights undo this. An epoch ends with the shorter dataset, so let the labelled dataset repeat.
+    the labelled images + ratio * mean cross-entropy of the pseudo-labelled images`. An epoch ends with the shorter
+    dataset, so let the labelled dataset repeat.
 
     Args:
         labelled: Batches of (images, labels), with labels as integers or with a number per class.
@@ -85,8 +85,7 @@ def with_pseudo_labels(
     >>> images.shape, weights.numpy().tolist()
     ((6, 8, 8, 3), [3.0, 3.0, 1.5, 1.5, 1.5, 1.5])
 
-    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2, and the official code, which also has
-    both kinds of images in one batch.
+    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2.
     """
     arguments.positive_int("num_classes", num_classes)
     arguments.positive_number("ratio", ratio)

@@ -46,10 +46,8 @@ def input_options(preprocessing, **given):
             )
         scaling_layers = (keras.layers.Rescaling, keras.layers.Normalization)
         if given["normalize"] is None and any(isinstance(layer, scaling_layers) for layer in preprocessing.layers):
-            raise ValueError(
-                "Expected `normalize` with a model that scales its images in another layer. Received: "
-                f"preprocessing={preprocessing.name!r}, normalize=None"
-            )
+            expected = "Expected `normalize` with a model that scales its images in another layer"
+            raise ValueError(f"{expected}. Received: preprocessing={preprocessing.name!r}, normalize=None")
         found |= {"preprocessing": carrier.preprocessing, "normalize": not carrier.apply}
         # A Sequential has no input shape before its first call.
         shape = getattr(preprocessing, "input_shape", None) or tuple(carrier.input.shape)

@@ -162,10 +162,8 @@ def _two_folders(train, test):
 def _splits_from_table(path, directory, holdout, columns):
     (table, lines, _), column = read_columns(path), columns["label_column"]
     if column not in table:
-        raise ValueError(
-            f"Expected the column {column!r} of labels in {str(path)!r}. Received: {list(table)}: name another with "
-            "`label_column` (--label-column)"
-        )
+        expected = f"Expected the column {column!r} of labels in {str(path)!r}"
+        raise ValueError(f"{expected}. Received: {list(table)}: name another with `label_column` (--label-column)")
     names, labels = np.unique(table[column], return_inverse=True)
     if alone := names[np.bincount(labels) == 1].tolist():
         raise ValueError(f"Expected at least two images per class to split. Received: a single one for {alone[:10]}")

@@ -175,10 +175,8 @@ def _check(records, name, split, num_classes):
     if record["image"].dtype != "string":
         raise ValueError(f"Expected encoded images in {name!r}. Received: {record['image'].dtype.name}")
     if num_classes is None or record["label"].shape != () or not 0 <= int(record["label"]) < num_classes:
-        raise ValueError(
-            f"Expected a label of 0 to {(num_classes or 0) - 1} for each image of split {split!r} of {name!r}. "
-            f"Received: {record['label'].numpy().tolist()}"
-        )
+        expected = f"Expected a label of 0 to {(num_classes or 0) - 1} for each image of split {split!r} of {name!r}"
+        raise ValueError(f"{expected}. Received: {record['label'].numpy().tolist()}")
 
 
 def _scaled(encoded, gain):

@@ -33,12 +33,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
 
     Args:
         model: A compiled `keras.Model` of images, built after `keras.distribution.set_distribution`.
-        batch_size: Int, the images of a step on all devices together. The training step is compiled for it, which takes
-            seconds to minutes. None: only the variables are described.
-
-    Raises:
-        RuntimeError: On another backend than JAX.
-        ValueError: If the model is not compiled, or the devices do not divide `batch_size`.
+        batch_size: Int, the images of a step on all devices together, which they must divide. The training step is
+            compiled for it, which takes seconds to minutes. None: only the variables are described.
 
     Example:
 
@@ -54,11 +50,6 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     sizes = [sum(variable.value.addressable_shards[0].data.nbytes for variable in group) for group in groups]
     if batch_size is None:
         return Description(*sizes)
-    return Description(*sizes, _compile_step(model, batch_size).memory_analysis().temp_size_in_bytes)
-
-
-def _compile_step(model, batch_size):
-    """Compiles a training step of images and integer labels without running it; returns JAX's compiled function."""
     import jax  # Keras has no public function for this.
 
     # Metrics create their variables at the first call, and a compiled step must return as many variables as it gets.
@@ -76,4 +67,5 @@ def _compile_step(model, batch_size):
     groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
     state = tuple([variable.value for variable in group] for group in (*groups, model.metrics_variables))
     shardings = jax.tree.map(lambda value: value.sharding, state)
-    return jax.jit(model.train_step, donate_argnums=0, out_shardings=(None, shardings)).lower(state, data).compile()
+    step = jax.jit(model.train_step, donate_argnums=0, out_shardings=(None, shardings))
+    return Description(*sizes, step.lower(state, data).compile().memory_analysis().temp_size_in_bytes)

@@ -50,10 +50,8 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
         RuntimeError: On another backend than JAX.
     """
     if keras.backend.backend() != "jax":
-        raise RuntimeError(
-            "Expected the JAX backend, where Keras splits arrays over devices (KERAS_BACKEND=jax). "
-            f"Received: {keras.backend.backend()}"
-        )
+        expected = "Expected the JAX backend, where Keras splits arrays over devices (KERAS_BACKEND=jax)"
+        raise RuntimeError(f"{expected}. Received: {keras.backend.backend()}")
     devices = list(keras.distribution.list_devices() if devices is None else devices)
     if len(devices) % arguments.positive_int("model", model):
         raise arguments.invalid("model", f"a divisor of {len(devices)}, the number of devices", model)
@@ -220,10 +218,8 @@ def distributed(kind: str | None, model_devices: int | None = None):
         raise arguments.invalid("model_devices", f"None with distribution={kind!r}", model_devices)
     backend = keras.backend.backend()
     if kind != "data" and backend != "jax":
-        raise RuntimeError(
-            f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'. "
-            f"Received: {backend}"
-        )
+        expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'"
+        raise RuntimeError(f"{expected}. Received: {backend}")
     if backend == "tensorflow":
         import tensorflow as tf  # Keras 3 trains on several devices only within its strategy.
 

@@ -22,11 +22,10 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
 
     Args:
         coordinator: "HOST:PORT" of process 0, a free port that other processes can reach.
-        num_processes: Int of at least 1.
-        process_id: Int from 0.
+        num_processes, process_id: Ints of at least 1 and 0. Give all three arguments or none, else a ValueError is
+            raised.
 
     Raises:
-        ValueError: If an argument is out of range, or only some arguments are given.
         RuntimeError: On TensorFlow, where Keras 3 cannot train in several processes, or if a launcher of another
             backend started the process.
 
@@ -66,13 +65,8 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     gpus = torch.cuda.device_count()
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", process_id or 0)) % gpus)
-    torch.distributed.init_process_group(
-        "nccl" if gpus else "gloo",
-        init_method="env://" if coordinator is None else f"tcp://{coordinator}",
-        world_size=-1 if num_processes is None else num_processes,
-        rank=-1 if process_id is None else process_id,
-        timeout=_TIMEOUT,
-    )
+    given = {"init_method": f"tcp://{coordinator}", "world_size": num_processes, "rank": process_id} if given else {}
+    torch.distributed.init_process_group("nccl" if gpus else "gloo", timeout=_TIMEOUT, **given)
 
 
 def launch(command: list, num_processes: int) -> None:
@@ -109,24 +103,22 @@ def torch_group():
 
 def num_processes() -> int:
     """Returns the number of processes that train together; 1 without `initialize`."""
-    if group := torch_group():
-        return group.get_world_size()
-    if keras.backend.backend() != "jax":
-        return 1
-    import jax  # Keras has no public function for this.
-
-    return jax.process_count()
+    return _number_and_count()[1]
 
 
 def process_id() -> int:
     """Returns the number of this process, from 0."""
-    if group := torch_group():
-        return group.get_rank()
-    if keras.backend.backend() != "jax":
-        return 0
-    import jax
+    return _number_and_count()[0]
 
-    return jax.process_index()
+
+def _number_and_count():
+    if group := torch_group():
+        return group.get_rank(), group.get_world_size()
+    if keras.backend.backend() != "jax":
+        return 0, 1
+    import jax  # Keras has no public function for this.
+
+    return jax.process_index(), jax.process_count()
 
 
 def agree(number: int) -> int:

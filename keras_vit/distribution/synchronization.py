@@ -207,10 +207,3 @@ class ReduceMetrics(keras.callbacks.Callback):
         if self._epoch is not None:
             found, self._epoch = self._epoch or reduce_metrics(self.model), None
             logs.update({name: found.get(name, value) for name, value in logs.items()})
-
-    # This callback has no state between epochs that `training.fit` must save.
-    def get_state(self):
-        return {}
-
-    def set_state(self, state):
-        pass

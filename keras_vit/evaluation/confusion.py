@@ -99,11 +99,7 @@ def plot_confusion_matrix(
     Args:
         matrix: Counts, (num_classes, num_classes), as `classification_report` returns.
         class_names: The names of the classes. None means their numbers.
-        path: Path of a .png file to write, in an existing folder, or None.
-
-    Raises:
-        ValueError: If the matrix is not square, or the names do not fit it.
-        ImportError: If matplotlib is not installed.
+        path: Path of a .png file to write, in an existing folder, or None. Plots need matplotlib.
 
     Example:
 

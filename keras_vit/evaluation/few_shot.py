@@ -56,8 +56,7 @@ def few_shot_accuracy(
     if unknown := sorted(set(test_labels) - set(labels)):
         raise invalid("train", "images of each class that is tested", f"none of {', '.join(map(str, unknown[:10]))}")
     verbose = options.get("verbose", 1)
-    by_seed, chosen, accuracies = {}, {}, []
-    count = len(seeds) * len(strengths)
+    by_seed, chosen, accuracies, count = {}, {}, [], len(seeds) * len(strengths)
     with Progress(count, "classifier", "classifiers", title="Fitting linear classifiers", verbose=verbose) as progress:
         for seed in seeds:
             rows = _draw(labels, shots, seed)

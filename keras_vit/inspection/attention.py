@@ -95,9 +95,9 @@ def attention_rollout(
     """Returns attention rollout, float32 (batch, rows, columns): how much each patch contributes to the head's input.
 
     In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised. Then
-    the matrices of all blocks are multiplied. The result is what the head reads: the class token's row, the mean of the
-    patch rows, or the mean of both. With `pooling="map"`, the patch rows are weighted by the attention of the pooling.
-    A distilled model reads the mean of two token rows. Each map sums to 1 minus the prefix tokens' share.
+    the matrices of all blocks are multiplied. The result is what the head reads: the row of the class token, or the
+    mean of rows, weighted by the attention of the pooling with `pooling="map"`. Each map sums to 1 minus the prefix
+    tokens' share.
 
     Args:
         model, images, batch_size: As in `attention_maps`. Errors are the same, too.

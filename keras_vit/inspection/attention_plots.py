@@ -177,8 +177,6 @@ def plot_attention_maps(
 def plot_token_attention(image, attention, path: str | os.PathLike | None = None):
     """Plots the pixels that each visual token reads in one VT module over the image, and returns the figure.
 
-    Each panel has a separate scale, and its title contains the maximum.
-
     Args:
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
         attention: (num_tokens, rows, columns), from `token_attention_maps` for one image.

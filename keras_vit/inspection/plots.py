@@ -48,10 +48,8 @@ def plot_predictions(
 ):
     """Plots a grid of images with true class, predicted class and its probability, and returns the figure.
 
-    Wrong predictions are red.
-
     Args:
-        images: (number, height, width, 1 or 3), in [0, 255].
+        images: (number, height, width, 1 or 3), in [0, 255]. Wrong predictions have a red frame.
         labels: The true classes, (number,), as ints or class names.
         probabilities: (number, classes), with rows that sum to 1. Logits raise a ValueError.
         class_names: The class names in order, or the model that has them.

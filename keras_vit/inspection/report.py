@@ -101,10 +101,11 @@ def _image_sections(taps, paths, arrays, top):
     for path, array in Progress(len(pairs), "image", "images", title="Inspecting images").over(pairs):
         inputs = scaled(array[None], model)
         layout = patch_layout(model, inputs)
+        rows, columns = layout.grid_size
         distances.append(attention_distance(model, inputs))
         # A file name may contain bytes that are not UTF-8.
         yield f"<h3>{html.escape(os.fsencode(os.path.basename(path)).decode(errors='replace'))}</h3>"
-        yield f"<p>{_size(array.shape[:2])} pixels as the model sees it, {_size(layout.grid_size)} patches.</p>"
+        yield f"<p>{array.shape[0]} x {array.shape[1]} pixels as the model sees it, {rows} x {columns} patches.</p>"
         best = None
         if gives_classes(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
@@ -112,37 +113,27 @@ def _image_sections(taps, paths, arrays, top):
             yield _predictions(classes)
         else:
             yield "<p>The model has no single classification output, so no classes are shown.</p>"
-        yield _figure(
-            plot_attention_rollout(array[None], attention_rollout(model, inputs)),
-            "Attention rollout: how much each patch contributes, through all blocks, to the head's input. "
-            "In the middle the image, darkened where little does.",
-        )
+        text = "Attention rollout: how much each patch contributes, through all blocks, to the head's input. "
+        text += "In the middle the image, darkened where little does."
+        yield _figure(plot_attention_rollout(array[None], attention_rollout(model, inputs)), text)
         if best is not None and quantization_of_attention(taps.blocks):
             yield "<p>The model's attention is quantized, so it has no gradient to weight the rollout by.</p>"
         elif best is not None:
-            yield _figure(
-                plot_attention_rollout(array[None], gradient_rollout(model, inputs)),
-                f"The same for the class {best} alone: attention weighted by the gradient of that class.",
-            )
-        yield _figure(
-            plot_attention_maps(array, attention_maps(model, inputs)[0], grid_size=layout.grid_size),
-            f"Attention in the last block (index {len(taps.blocks) - 1}), each head on its own scale.",
-        )
+            text = f"The same for the class {best} alone: attention weighted by the gradient of that class."
+            yield _figure(plot_attention_rollout(array[None], gradient_rollout(model, inputs)), text)
+        text = f"Attention in the last block (index {len(taps.blocks) - 1}), each head on its own scale."
+        maps = attention_maps(model, inputs)[0]
+        yield _figure(plot_attention_maps(array, maps, grid_size=layout.grid_size), text)
     yield "<h2>Attention distance</h2>"
-    yield _figure(
-        plot_attention_distance(np.mean(distances, axis=0)),
-        f"How far each head looks on average over {len(arrays)} image{'s' if len(arrays) > 1 else ''}. Prefix tokens "
-        "are left out.",
-    )
+    text = f"How far each head looks on average over {len(arrays)} image{'s' if len(arrays) > 1 else ''}."
+    yield _figure(plot_attention_distance(np.mean(distances, axis=0)), f"{text} Prefix tokens are left out.")
 
 
 def _model_sections(model, notes):
     yield "<h2>Position embeddings</h2>"
     if sublayers(model, PositionEmbedding):
-        yield _figure(
-            plot_position_similarity(position_similarity(model)),
-            "At each patch's place in the grid: the cosine similarity of its position embedding to all others.",
-        )
+        text = "At each patch's place in the grid: the cosine similarity of its position embedding to all others."
+        yield _figure(plot_position_similarity(position_similarity(model)), text)
     else:
         yield "<p>The model has no position embeddings to compare, or only relative ones.</p>"
     filters = embedding_filters(model)
@@ -150,7 +141,7 @@ def _model_sections(model, notes):
     yield _figure(
         plot_embedding_filters(filters),
         f"The first {len(filters)} principal components of the first layer's filters, "
-        f"{_size(filters.shape[1:3])} each.",
+        f"{filters.shape[1]} x {filters.shape[2]} each.",
     )
     yield "<h2>Model</h2>"
     if notes:
@@ -176,7 +167,3 @@ def _figure(figure, caption):
     source, caption = base64.b64encode(buffer.getvalue()).decode("ascii"), html.escape(caption)
     picture = f'<img src="data:image/png;base64,{source}" alt="{caption}">'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
-
-
-def _size(sides):
-    return " x ".join(str(side) for side in sides)

@@ -13,10 +13,7 @@ from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
 def with_sharding(tensor, name):
-    """Splits a tensor over the devices by the layout for a name.
-
-    Returns the tensor unchanged if there is no layout, or if a split side is not divisible by its mesh axis.
-    """
+    """Splits a tensor over the devices by the layout for a name, if there is one that divides its sides."""
     layout = active_layout(name)
     if layout is None:
         return tensor
@@ -41,7 +38,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     Args:
         num_heads: Int, the number of heads.
-        head_dim: Int, the width of a head. None: `hidden_dim // num_heads`, rounded down.
+        head_dim: Int, the width of a head. None: `hidden_dim // num_heads`, which must be at least 1.
         dropout_rate: Float in [0, 1), the dropout on the attention weights.
         qk_norm: Bool, whether to layer-normalize queries and keys per head.
         layer_norm_epsilon: Float, the epsilon of these norms.
@@ -66,10 +63,6 @@ class MultiHeadSelfAttention(CompositeLayer):
     Returns:
         (batch, num_queries, hidden_dim), then the weights, (batch, num_heads, num_queries, num_tokens), and the keys,
         (batch, num_tokens, head_dim), if requested.
-
-    Raises:
-        ValueError: If there are more heads than channels and no `head_dim`, or only one of `rotary_layout` and
-            `rotary` is given.
 
     Example:
 
@@ -102,9 +95,8 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.qk_norm = bool(qk_norm)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
-        self.max_relative_distance = arguments.optional(
-            arguments.positive_int, "max_relative_distance", max_relative_distance
-        )
+        positive = arguments.positive_int
+        self.max_relative_distance = arguments.optional(positive, "max_relative_distance", max_relative_distance)
         self.use_bias, self.key_bias, self.output_norm = bool(use_bias), bool(key_bias), bool(output_norm)
         self.rotary_layout = arguments.choice("rotary_layout", rotary_layout, (None, *LAYOUTS))
         self.seed = seed
@@ -134,11 +126,8 @@ class MultiHeadSelfAttention(CompositeLayer):
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
         if self.max_relative_distance is not None:
-            self.relative_embeddings = self.add_weight(
-                name="relative_embeddings",
-                shape=(2 * self.max_relative_distance + 1, self.key_dim),
-                initializer=initializers.RandomNormal(stddev=0.02),
-            )
+            shape, normal = (2 * self.max_relative_distance + 1, self.key_dim), initializers.RandomNormal(stddev=0.02)
+            self.relative_embeddings = self.add_weight(shape, normal, name="relative_embeddings")
         self.restore_changes()
 
     def dense_layers(self):
@@ -184,11 +173,8 @@ class MultiHeadSelfAttention(CompositeLayer):
 
     def _check_rotary(self, rotary):
         if (rotary is None) != (self.rotary_layout is None):
-            given = None if rotary is None else rotary.shape
-            raise ValueError(
-                "Expected `rotary` if and only if `rotary_layout` is set. "
-                f"Received: rotary_layout={self.rotary_layout!r}, rotary of shape {given}"
-            )
+            received = f"rotary_layout={self.rotary_layout!r}, rotary of shape {getattr(rotary, 'shape', None)}"
+            raise ValueError(f"Expected `rotary` if and only if `rotary_layout` is set. Received: {received}")
 
     def cost_steps(self, tokens_shape, num_queries=None, **call_arguments):
         _, tokens, hidden_dim = tokens_shape
@@ -237,22 +223,13 @@ class MultiHeadSelfAttention(CompositeLayer):
         embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
         return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
-    def compute_output_spec(
-        self,
-        tokens,
-        sizes=None,
-        training=None,
-        return_attention_scores=False,
-        return_keys=False,
-        num_queries=None,
-        rotary=None,
-    ):
+    def compute_output_spec(self, tokens, sizes=None, rotary=None, num_queries=None, **call_arguments):
         self._check_rotary(rotary)
         batch, length, hidden_dim = tokens.shape
         queries = length if num_queries is None or length is None else min(num_queries, length)
         shapes = [(batch, queries, hidden_dim)]
-        shapes += [(batch, self.num_heads, queries, length)] if return_attention_scores else []
-        shapes += [(batch, length, self.key_dim)] if return_keys else []
+        shapes += [(batch, self.num_heads, queries, length)] if call_arguments.get("return_attention_scores") else []
+        shapes += [(batch, length, self.key_dim)] if call_arguments.get("return_keys") else []
         return self.spec(*shapes)
 
 
@@ -283,7 +260,6 @@ class _KeysWithoutBias(Dense):
 def head_width(hidden_dim, num_heads):
     """Returns `hidden_dim // num_heads`; raises if there are more heads than channels."""
     if hidden_dim < num_heads:
-        raise ValueError(
-            f"Expected at least as many channels as heads. Received: {hidden_dim} channels, {num_heads} heads."
-        )
+        received = f"{hidden_dim} channels, {num_heads} heads"
+        raise ValueError(f"Expected at least as many channels as heads. Received: {received}.")
     return hidden_dim // num_heads

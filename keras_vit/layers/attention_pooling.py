@@ -52,9 +52,7 @@ class AttentionPooling(CompositeLayer):
         batch, _, hidden_dim = tokens_shape
         head_dim = head_width(hidden_dim, self.num_heads)
         probe_shape = (batch, 1, hidden_dim)
-        self.probe = self.add_weight(
-            name="probe", shape=(1, 1, hidden_dim), initializer=initializers.xavier_uniform(1, hidden_dim)
-        )
+        self.probe = self.add_weight((1, 1, hidden_dim), initializers.xavier_uniform(1, hidden_dim), name="probe")
         options = {"kernel_initializer": initializers.xavier_uniform(hidden_dim, self.num_heads * head_dim)}
         options |= {"dtype": self.dtype_policy, "name": "attention"}
         self.attention = keras.layers.MultiHeadAttention(self.num_heads, head_dim, **options)

@@ -30,8 +30,7 @@ class PrefixTokens(Layer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape):
-        shape = (1, self.num_tokens, tokens_shape[-1])
-        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=self.initializer)
+        self.tokens = self.add_weight((1, self.num_tokens, tokens_shape[-1]), self.initializer, name="tokens")
 
     def call(self, tokens):
         batch = ops.shape(tokens)[0]

@@ -12,10 +12,6 @@ _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 class Dense(keras.layers.Dense):
     """`keras.layers.Dense`, but faster, and with LoRA factors that are saved separately from the kernel.
 
-    Args:
-        units: Int, the output width.
-        **kwargs: As for `keras.layers.Dense`.
-
     Input shape: (..., width). Output shape: (..., units).
 
     Example:

@@ -12,8 +12,7 @@ from keras_vit.config import ModelConfig, Preprocessing, preprocessing_record
 class ImageNormalization(keras.layers.Layer):
     """The first layer of each model: carries its config and, with `apply=True`, scales its images.
 
-    The config is saved, reloaded and cloned with the layer, and stays when a new head is added. `config_of`,
-    `preprocess_input`, pipelines, predictions and exports read it here.
+    The config is saved, reloaded and cloned with the layer, and stays when a new head is added.
 
     Args:
         preprocessing: A `keras_vit.Preprocessing`, or a dict of its fields; None for the default.
@@ -54,13 +53,8 @@ class ImageNormalization(keras.layers.Layer):
             preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
             # The images' channels are unknown until `build`, which checks the constants.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
-            config = ModelConfig(
-                preprocessing=preprocessing,
-                include_preprocessing=bool(apply),
-                in_channels=channels,
-                class_names=class_names,
-                task=task,
-            )
+            config = {"preprocessing": preprocessing, "include_preprocessing": bool(apply), "in_channels": channels}
+            config = ModelConfig(**config, class_names=class_names, task=task)
         self._record = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
         self.folded = bool(folded)
         if self.folded and not self.apply:

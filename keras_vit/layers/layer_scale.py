@@ -26,8 +26,7 @@ class LayerScale(Layer):
         self.init_value = arguments.number("init_value", init_value)
 
     def build(self, tokens_shape):
-        init = keras.initializers.Constant(self.init_value)
-        self.gamma = self.add_weight(name="gamma", shape=(tokens_shape[-1],), initializer=init)
+        self.gamma = self.add_weight(tokens_shape[-1:], keras.initializers.Constant(self.init_value), name="gamma")
 
     def call(self, tokens):
         return tokens * self.gamma

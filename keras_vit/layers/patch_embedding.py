@@ -95,9 +95,8 @@ class PatchEmbedding(Layer):
         if channels is None:
             raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
         shape = (*self.patch_size, channels, self.hidden_dim)
-        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=initializers.LecunNormal())
-        shape = (self.hidden_dim,)
-        self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros") if self.use_bias else None
+        self.kernel = self.add_weight(shape, initializers.LecunNormal(), name="kernel")
+        self.bias = self.add_weight(shape[-1:], "zeros", name="bias") if self.use_bias else None
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
 
     def call(self, images):

@@ -31,10 +31,7 @@ class PositionEmbedding(Layer):
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.
         images: (batch, height, width, channels), the images of the patches. Only their size is read, for the grid.
-            If there are no images, the grid is `grid_size`.
-
-    Raises:
-        ValueError: If the number of tokens or channels does not fit.
+            If there are no images, the grid is `grid_size`. Another number of tokens raises a ValueError.
 
     Example:
 
@@ -80,15 +77,11 @@ class PositionEmbedding(Layer):
             self.grid_size = self._found_grid(length, images_shape)
         rows, columns = self.grid_size
         if images_shape is None and length is not None and length != self.num_prefix_tokens + rows * columns:
-            raise ValueError(
-                f"Expected {self.num_prefix_tokens} prefix tokens and {rows} x {columns} patches. "
-                f"Received: {length} tokens, shape {tuple(tokens_shape)}"
-            )
+            expected = f"Expected {self.num_prefix_tokens} prefix tokens and {rows} x {columns} patches"
+            raise ValueError(f"{expected}. Received: {length} tokens, shape {tuple(tokens_shape)}")
         if hidden_dim % METHODS[self.method]:
-            raise ValueError(
-                f'Expected a multiple of {METHODS[self.method]} channels with method="{self.method}". '
-                f"Received: {hidden_dim} channels"
-            )
+            expected = f'Expected a multiple of {METHODS[self.method]} channels with method="{self.method}"'
+            raise ValueError(f"{expected}. Received: {hidden_dim} channels")
         num_prefix = self.num_prefix_positions
         self.embeddings = self.row_embeddings = self.column_embeddings = self.prefix_embeddings = None
         if self.method == "learned":
@@ -115,7 +108,7 @@ class PositionEmbedding(Layer):
         )
 
     def _embeddings(self, name, shape):
-        return self.add_weight(name=name, shape=shape, initializer=initializers.RandomNormal(stddev=0.02))
+        return self.add_weight(shape, initializers.RandomNormal(stddev=0.02), name=name)
 
     def call(self, tokens, images=None):
         grid_size = self.grid_size

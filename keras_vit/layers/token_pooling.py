@@ -35,9 +35,8 @@ class TokenPooling(Layer):
             raise ValueError(f"Expected at least 1 prefix token for {method=}. Received: num_prefix_tokens=0")
         self.index = arguments.non_negative_int("index", index)
         if self.index >= max(self.num_prefix_tokens, 1):
-            raise ValueError(
-                f"Expected `index` below the number of prefix tokens, {self.num_prefix_tokens}. Received: index={index}"
-            )
+            expected = f"Expected `index` below the number of prefix tokens, {self.num_prefix_tokens}"
+            raise ValueError(f"{expected}. Received: index={index}")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape, sizes_shape=None):

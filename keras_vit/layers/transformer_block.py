@@ -137,10 +137,8 @@ class TransformerBlock(CompositeLayer):
         """Returns a number of outputs, or None; raises if some of these tokens would merge."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
-            raise ValueError(
-                f"Expected `num_outputs` of at most {self.num_prefix_tokens}, the number of prefix tokens, with token "
-                f"merging. Received: num_outputs={num_outputs}"
-            )
+            expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, with token merging"
+            raise ValueError(f"Expected `num_outputs` of {expected}. Received: num_outputs={num_outputs}")
         return num_outputs
 
     def _norm(self, name):

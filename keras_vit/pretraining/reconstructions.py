@@ -16,11 +16,7 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     Args:
         reconstruction: From `reconstruct` of a model: three arrays in [0, 255], (number, height, width, channels).
             Shows the first three channels, or the first of two channels.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If the arrays are not images of one shape, or `path` does not end in .png.
+        path: As in `keras_vit.inspection.plot_attention_rollout`; the same errors are raised.
 
     Example:
 

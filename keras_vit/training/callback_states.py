@@ -30,7 +30,12 @@ def named(callbacks):
         shown = (getattr(callback, key, None) for key in ("monitor", "filepath", "filename"))
         shown = ", ".join(repr(os.path.basename(os.fspath(x))) for x in shown if isinstance(x, (str, os.PathLike)))
         name = kind = type(callback).__name__ + (f"({shown})" if shown else "")
-        if reason := None if _has_own_state(callback) else _refusal(callback):
+        reason, counting = None, "update_freq" if isinstance(callback, keras.callbacks.TensorBoard) else "save_freq"
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            reason = "training.fit saves and loads the run itself."
+        elif isinstance(getattr(callback, counting, None), int):
+            reason = f"It counts batches in private attributes: use {counting}='epoch'."
+        if reason and not _has_own_state(callback):
             raise ValueError(f"Expected callbacks whose states can be saved. Received: {name}. {reason}")
         while name in found:
             name = f"{kind} {int(name.removeprefix(kind) or 1) + 1}"
@@ -39,23 +44,10 @@ def named(callbacks):
     for name, callback in found.items():
         swapped = swapped and not swaps_on_epoch(callback)
         if swapped and getattr(callback, "restore_best_weights", False):
-            raise ValueError(
-                f"Expected {name} to restore the weights that were validated, which are those of SwapEMAWeights. "
-                "Received: a SwapEMAWeights that takes them out before the epoch ends. Put "
-                f"SwapEMAWeights(swap_on_epoch=True) before {name}."
-            )
+            expected = f"Expected {name} to restore the weights that were validated, which are those of SwapEMAWeights"
+            received = "Received: a SwapEMAWeights that takes them out before the epoch ends."
+            raise ValueError(f"{expected}. {received} Put SwapEMAWeights(swap_on_epoch=True) before {name}.")
     return found
-
-
-def _refusal(callback):
-    """Returns why a callback cannot be resumed, or None."""
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        return "training.fit saves and loads the run itself."
-    if isinstance(getattr(callback, "save_freq", None), int):
-        return "It counts batches in private attributes: use save_freq='epoch'."
-    if isinstance(callback, keras.callbacks.TensorBoard) and isinstance(callback.update_freq, int):
-        return "It counts batches in private attributes: use update_freq='epoch'."
-    return None
 
 
 def swaps_on_epoch(callback):
@@ -65,7 +57,7 @@ def swaps_on_epoch(callback):
 
 def settings(callback):
     """Returns the arguments (JSON values) of a Keras callback that affects training; {} for other callbacks."""
-    if not type(callback).__module__.startswith("keras.") or not any(map(_ATTRIBUTES.__contains__, _classes(callback))):
+    if not type(callback).__module__.startswith("keras.") or _attributes(callback) is None:
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
     values = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in skipped}
@@ -76,7 +68,7 @@ def get_state(callback):
     """Returns `get_state()` of a callback that has it, else the state attributes of a Keras callback, else {}."""
     if _has_own_state(callback):
         return callback.get_state()
-    state = {name: getattr(callback, name) for name in _attributes(callback) if hasattr(callback, name)}
+    state = {name: getattr(callback, name) for name in _attributes(callback) or () if hasattr(callback, name)}
     if isinstance(callback, keras.callbacks.CSVLogger) and os.path.isfile(callback.filename):
         state["size"] = os.path.getsize(callback.filename)
     return state
@@ -87,7 +79,7 @@ def set_state(callback, state):
     if _has_own_state(callback):
         callback.set_state(state)
         return
-    for name in _attributes(callback):
+    for name in _attributes(callback) or ():
         if name in state:
             setattr(callback, name, state[name])
 
@@ -111,7 +103,7 @@ def own_attributes(callback):
     """Returns the attributes, as text, in which a user's callback may keep state that checkpoints do not contain."""
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
-    keras_own = {*_NO_STATE, *_attributes(callback)}
+    keras_own = {*_NO_STATE, *(_attributes(callback) or ())}
     own = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in keras_own}
     # `repr` abbreviates large arrays.
     return {key: value.tobytes() if isinstance(value, np.ndarray) else repr(value) for key, value in own.items()}
@@ -121,14 +113,10 @@ def _has_own_state(callback):
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")
 
 
-def _classes(callback):
-    """Returns the names of a callback's classes that are Keras' own."""
-    return [cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras.")]
-
-
 def _attributes(callback):
-    """Returns the names of a Keras callback's state attributes."""
-    return next((_ATTRIBUTES[name] for name in _classes(callback) if name in _ATTRIBUTES), ())
+    """Returns the names of a Keras callback's state attributes, or None."""
+    names = [cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras.")]
+    return next((_ATTRIBUTES[name] for name in names if name in _ATTRIBUTES), None)
 
 
 def pack(value, arrays, name):
@@ -147,10 +135,8 @@ def pack(value, arrays, name):
         key = f"{name}/{sum(other.startswith(f'{name}/') for other in arrays):05d}"
         arrays[key] = storable(value)
         return {"array": key}
-    raise TypeError(
-        "Expected a state of dicts with strings for keys, lists, strings, numbers, None and arrays. "
-        f"Received: {value!r} of type {type(value).__name__}"
-    )
+    expected = "Expected a state of dicts with strings for keys, lists, strings, numbers, None and arrays"
+    raise TypeError(f"{expected}. Received: {value!r} of type {type(value).__name__}")
 
 
 def unpack(value, arrays):

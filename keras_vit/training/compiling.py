@@ -11,14 +11,12 @@ def compile_forward(model):
 
     Use it for a model that contains a model of this package, for example with your own head. Keras' `jit_compile=True`
     would compile its whole train step, which takes many minutes. The first batch of training, and of evaluation, takes
-    longer. Nested models without layers of this package are not compiled. `model.compile(jit_compile=False)` makes a
-    model of this package eager again.
+    longer. `model.compile(jit_compile=False)` makes a model of this package eager again.
 
     Args:
-        model: A built `keras.Model` with layers of this package.
+        model: A built `keras.Model`; if it has no layers of this package, a ValueError is raised.
 
     Raises:
-        ValueError: If the model has no layers of this package.
         RuntimeError: If the backend is not PyTorch, or PyTorch cannot compile on this machine.
 
     Example:

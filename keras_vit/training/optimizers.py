@@ -48,9 +48,8 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
     """`keras.optimizers.AdamW` with weight decay on kernels only; its defaults are DeiT's.
 
     With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k) it is the Adam of the ViT paper's pre-training, whose
-    code decouples the decay too: `w -= lr * (adam(gradient) + weight_decay * w)`. Keras' own AdamW forgets
-    `exclude_from_weight_decay` when a saved model is loaded. This class decides from the variables' paths in each
-    `build`, and ignores earlier exclusions.
+    code decouples the decay too. The kernels are found by their paths in each `build`; Keras' own AdamW forgets
+    `exclude_from_weight_decay` when a saved model is loaded.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 per 512 images of a
@@ -110,20 +109,14 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Maps the name of each layer, also in a nested model, to its depth, an int from 0.
-
-    Layers before the first block, such as the embedding, have depth 0. Block i of n has depth i, counted from 1. Layers
-    after the last block (norm, pooling, head), or around a nested model, have depth n + 1.
-    """
+    """Maps the name of each layer to its depth: 0 before the blocks, i in block i of 1 to n, n + 1 after them."""
     parts = find_parts(model)
     depths, levels = {}, {}
     for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):
         for layer in layers:
             if layer.weights and levels.setdefault(layer.name, level) != level:
-                raise ValueError(
-                    "Expected names for the layers around the model that differ from those of the layers in it. "
-                    f"Received: model {model.name!r} with two layers named {layer.name!r}"
-                )
+                expected = "Expected names for the layers around the model that differ from those of the layers in it"
+                raise ValueError(f"{expected}. Received: model {model.name!r} with two layers named {layer.name!r}")
             if layer.weights or layer.name not in depths:
                 depths[layer.name] = min(level, len(parts.blocks) + 1)
     return depths
@@ -142,8 +135,7 @@ class LayerDecay(keras.optimizers.Optimizer):
     """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
     If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
-    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, and it clips by the global norm of
-    all gradients. A `keras.optimizers.MultiOptimizer` with one optimizer per layer can do neither.
+    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, which clips by the global norm.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, or its name, without `use_ema`, which would average the

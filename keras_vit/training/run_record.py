@@ -20,8 +20,7 @@ _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", 
 
 def describe_run(model, data, batch=None):
     """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
-    rate = plain_rate(model.optimizer)
-    kept = {id(variable) for variable in model.variables}
+    rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
     # Weights outside `model.variables`, such as a distiller's teacher.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     return {
@@ -68,14 +67,10 @@ def describe_data(data, batch, steps, **options):
     # One process may resume a run of several processes, so describe whole batches.
     if num_shards > 1:
         spec = keras.tree.map_structure(lambda x: type(x)((x.shape[0] * num_shards, *x.shape[1:]), x.dtype), spec)
-    described = {
-        **options,
-        "kind": type(data).__name__,
-        "spec": str(spec),
-        "num_images": getattr(data, "num_images", None),
-        "class_names": _sha256(repr(getattr(data, "class_names", None)).encode()),
-        "files": _sha256(repr(files).encode()),
-    }
+    names = getattr(data, "class_names", None)
+    described = {**options, "kind": type(data).__name__, "spec": str(spec)}
+    described |= {"num_images": getattr(data, "num_images", None), "class_names": _sha256(repr(names).encode())}
+    described["files"] = _sha256(repr(files).encode())
     if num_shards == 1:
         described["first_batch"] = [_digest(array) for array in keras.tree.flatten(batch) if array is not None]
     return described
@@ -86,20 +81,16 @@ def difference(saved, here, place=""):
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
-        pairs = [(_name(b, i), a, b) for i, (a, b) in enumerate(zip(saved, here, strict=False))]
-        pairs.append(("length", len(saved), len(here)))
+        # The layers of a model have names.
+        configs = [value.get("config", value) if isinstance(value, dict) else {} for value in here]
+        names = [config.get("name", i) if isinstance(config, dict) else i for i, config in enumerate(configs)]
+        pairs = [*zip(names, saved, here, strict=False), ("length", len(saved), len(here))]
     elif repr(saved) == repr(here):
         return None
     else:
         return f"{place.lstrip('.')} {reprlib.repr(saved)} and not {reprlib.repr(here)}"
     found = (difference(a, b, f"{place}.{name}") for name, a, b in pairs)
     return next((text for text in found if text), None)
-
-
-def _name(value, default):
-    """Returns the name in a layer's config, or `default`."""
-    config = value.get("config", value) if isinstance(value, dict) else None
-    return config.get("name", default) if isinstance(config, dict) else default
 
 
 def _config(thing):

@@ -100,10 +100,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if recipe.batch_size is None:
         recipe = recipe.replace({"batch_size": batch_size_for(labels.num_images)})
     if recipe.batch_size % split.parts:
-        raise ValueError(
-            f"Expected a `batch_size` that the {split.parts} devices with a part of each batch divide. "
-            f"Received: {recipe.batch_size}"
-        )
+        expected = f"Expected a `batch_size` that the {split.parts} devices with a part of each batch divide"
+        raise ValueError(f"{expected}. Received: {recipe.batch_size}")
     with silenced(verbose == 0):
         model = build(recipe, labels.num_classes, weights, labels.class_names)
     options |= {"batch_size": recipe.batch_size, "preprocessing": model}
@@ -117,10 +115,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     # Padding gives each device the same number of images. Padding has weight 0 in the metrics.
     test = make_dataset("test", **options, training=False, pad_remainder=split.parts > 1)
     if test.class_names != train.class_names or test.num_classes != train.num_classes:
-        raise ValueError(
-            f"Expected the classes {train.class_names[:5]} ... of the training images in the test images as well. "
-            f"Received: {test.class_names[:5]} ..."
-        )
+        expected = f"Expected the classes {train.class_names[:5]} ... of the training images in the test images as well"
+        raise ValueError(f"{expected}. Received: {test.class_names[:5]} ...")
     length = lengths(recipe, train.num_images, test.num_images)
 
     trained = SAM(model, recipe.sam, dtype=recipe.dtype) if recipe.sam else model
@@ -130,7 +126,12 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     synchronize(trained)
     compile_long_run(trained, length.total, verbose)
 
-    facts = _identity(recipe, train, test) | {"weights": str(weights), "seed": seed}
+    # A run that is resumed must have the same settings and images.
+    facts = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS}
+    facts |= {"train_images": train.num_images, "test_images": test.num_images, "weights": str(weights), "seed": seed}
+    files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
+    for name, values in (("class_names", train.class_names), ("files", files)):
+        facts[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
     checkpoints = out / "checkpoints"
     _refuse_another(out, facts, CheckpointSlots(checkpoints))
     lengths_of_fit = {"epochs": length.total / length.epoch, "steps_per_epoch": length.epoch}
@@ -198,18 +199,6 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):
         _write(out / "results.json", results)
     return Run(model, ended.history, results)
-
-
-def _identity(recipe, train, test):
-    """Returns the settings and images that a run must share with the run that it resumes."""
-    files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
-    return {
-        **{key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS},
-        "train_images": train.num_images,
-        "test_images": test.num_images,
-        "class_names": hashlib.sha256(repr(train.class_names).encode()).hexdigest()[:16],
-        "files": hashlib.sha256(repr(files).encode()).hexdigest()[:16],
-    }
 
 
 def _refuse_another(out, facts, checkpoints):

@@ -14,12 +14,8 @@ class _Gradients:
         self.optimizer = optimizer
         self.gradients = None
 
-    @property
-    def variables(self):
-        return self.optimizer.variables
-
-    def scale_loss(self, loss):
-        return self.optimizer.scale_loss(loss)
+    def __getattr__(self, name):
+        return getattr(self.optimizer, name)
 
     def apply(self, grads, trainable_variables=None):
         self.gradients = list(grads)
@@ -36,9 +32,9 @@ class SAM(TrainingWrapper):
     """Trains a model by sharpness-aware minimization, with the gradient at the worst point nearby.
 
     Each step computes the gradient g at the weights w, then a second one at `w + rho * g / ||g||` (global norm), and
-    applies it at w, at twice the cost. Loss and metrics are computed at w. Both gradients use the same dropout.
-    Compile and fit this wrapper; it returns the model's outputs. `plain_model`, the given model, is trained in place.
-    `save`, `export` and `keras.callbacks.ModelCheckpoint` write only this model; `save_weights` adds the optimizer.
+    applies it at w, at twice the cost. Both gradients use the same dropout. Compile and fit this wrapper; it returns
+    the model's outputs. `plain_model`, the given model, is trained in place. `save`, `export` and
+    `keras.callbacks.ModelCheckpoint` write only this model; `save_weights` adds the optimizer.
 
     Args:
         model: The `keras.Model` to train.

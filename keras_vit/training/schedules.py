@@ -87,10 +87,8 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
             raise arguments.invalid("warmup_steps", f"less than total_steps={self.total_steps}", warmup_steps)
         allowed = {"linear": ("end",), "cosine": ("end",), "rsqrt": ("timescale", "cooldown_steps")}.get(decay, ())
         if unknown := sorted(set(options) - set(allowed)):
-            raise ValueError(
-                f"Expected no options but {', '.join(allowed) or 'none'} with decay={decay!r}. "
-                f"Received: {', '.join(unknown)}"
-            )
+            expected = f"Expected no options but {', '.join(allowed) or 'none'} with decay={decay!r}"
+            raise ValueError(f"{expected}. Received: {', '.join(unknown)}")
         self.options = {key: arguments.number(key, value) for key, value in options.items()}
 
     def __call__(self, step):

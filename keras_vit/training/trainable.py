@@ -32,14 +32,13 @@ def count_parameters(model: keras.Model) -> Parameters:
 def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     """Freezes the lower part of a model and makes the rest trainable; returns `Parameters(trainable, frozen)`.
 
-    The head is every layer above the backbone, including your own, and all layers around a nested backbone. Compile the
-    model afterwards. Dropout and stochastic depth of frozen blocks stay active in training.
+    Compile the model afterwards. Dropout and stochastic depth of frozen blocks stay active in training.
 
     Args:
         model: A model of this package's builders, with its own head or yours, or a model that nests one. The blocks of
             a BiT are its residual units.
         blocks: Int, the number of blocks to freeze, counted from the embedding, which is frozen too; 0 freezes only the
-            embedding. None freezes everything but the head.
+            embedding. None freezes everything but the head: every layer above the backbone and around a nested one.
 
     Raises:
         ValueError: If the model has fewer blocks than `blocks` or has LoRA weights, nothing would be left to train, or
@@ -162,10 +161,8 @@ def merge_lora(model: keras.Model) -> keras.Model:
         raise ValueError(f"Expected a model with LoRA. Received: model {model.name!r}")
     layers = _dense_layers(_parts(model).blocks)
     if modes := {dense.quantization_mode for dense in layers} - {None}:
-        raise ValueError(
-            "Expected a model that is not quantized: merge it before, and quantize what this returns. "
-            f"Received: model {model.name!r}, quantized to {', '.join(modes)}"
-        )
+        expected = "Expected a model that is not quantized: merge it before, and quantize what this returns"
+        raise ValueError(f"{expected}. Received: model {model.name!r}, quantized to {', '.join(modes)}")
     merged = type(model).from_config(_without_lora(model.get_config()))
     unfreeze(merged)
     # Match weights by order, because two layers of a nested model may have weights with the same path.
