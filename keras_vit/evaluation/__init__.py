@@ -1,11 +1,9 @@
 """Predictions, accuracy, and classifiers on frozen features. Arguments out of range raise a ValueError."""
 
 from keras_vit.evaluation.classification import accuracy, imagenet_real_accuracy, top_k_accuracy, vtab_mean
+from keras_vit.evaluation.classifiers import few_shot_accuracy, knn_accuracy, linear_probe_accuracy
 from keras_vit.evaluation.confusion import classification_report, plot_confusion_matrix, write_confusion_matrix
 from keras_vit.evaluation.features import extract_features
-from keras_vit.evaluation.few_shot import few_shot_accuracy
-from keras_vit.evaluation.knn import knn_accuracy
-from keras_vit.evaluation.linear_probe import linear_probe_accuracy
 from keras_vit.evaluation.prediction import ensemble, predict
 
 __all__ = [

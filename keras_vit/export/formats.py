@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.export import parity, saved_files, tensorflow_formats, torch_formats
+from keras_vit.export import parity, tensorflow_formats, torch_formats
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.parity import PRECISIONS, STATIC, accuracy_change, with_precision
 from keras_vit.files import draft_folder, put_folder
@@ -160,7 +160,7 @@ FORMATS = {
         tolerances={"float16": 5e-3},
     ),
     "torch_export": Format("torch_export", ".pt2", "torch", ("torch",), torch_formats),
-    "saved_model": Format("saved_model", "", "tensorflow", ("tensorflow",), saved_files),
+    "saved_model": Format("saved_model", "", "tensorflow", ("tensorflow",), tensorflow_formats),
 }
 
 

@@ -1,8 +1,7 @@
 """Training with few labels and many unlabelled images: Noisy Student and Meta Pseudo Labels."""
 
 from keras_vit.semi_supervised.meta_pseudo_labels import MetaPseudoLabels
-from keras_vit.semi_supervised.noisy_student import noisy_student
-from keras_vit.semi_supervised.pseudo_labels import PseudoLabels, pseudo_labels
+from keras_vit.semi_supervised.pseudo_labels import PseudoLabels, noisy_student, pseudo_labels
 
 __all__ = ["MetaPseudoLabels", "PseudoLabels", "noisy_student", "pseudo_labels"]
 __dir__ = __all__.copy

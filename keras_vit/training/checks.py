@@ -255,10 +255,8 @@ def _data_problems(model, graph, seen, heads):
         inputs = inputs if len(inputs) == 1 else [x for x in inputs if len(x.shape) == 4]
         if len(inputs) == 1 and not arguments.takes(inputs[0].shape[1:], seen.images.shape[1:]):
             wanted = " x ".join("any" if size is None else str(size) for size in inputs[0].shape[1:])
-            problems.append(
-                f"Expected images of {wanted}, height, width and channels, as the model takes them. "
-                f"Received: {' x '.join(map(str, seen.images.shape[1:]))}"
-            )
+            expected = f"Expected images of {wanted}, height, width and channels, as the model takes them"
+            problems.append(f"{expected}. Received: {' x '.join(map(str, seen.images.shape[1:]))}")
         try:
             strange = check_values(model, seen.images)
             doubts += [] if strange is None else [strange]

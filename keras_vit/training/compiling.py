@@ -28,10 +28,8 @@ def compile_forward(model):
     ...     compile_forward(model)
     """
     if keras.backend.backend() != "torch":
-        raise RuntimeError(
-            f"Expected the PyTorch backend. Received: {keras.backend.backend()}. Its argument is "
-            "model.compile(jit_compile=True)"
-        )
+        problem = f"Expected the PyTorch backend. Received: {keras.backend.backend()}"
+        raise RuntimeError(f"{problem}. Its argument is model.compile(jit_compile=True)")
     forward.set_compiled(model)
 
 

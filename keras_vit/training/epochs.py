@@ -9,16 +9,7 @@ from keras_vit.prediction.inputs import num_batches, to_numpy
 
 
 class Epochs:
-    """Makes the batches of an epoch. Their order depends only on the seed and the epoch.
-
-    Args:
-        data: Arrays, a `keras.utils.PyDataset`, a `tf.data.Dataset`, a `DataLoader` of PyTorch or another iterable of
-            batches, or a function of the epoch that returns one of these.
-        seed: Int from which the global random seeds are set for each epoch.
-        batch_size: Int, rows per batch of arrays.
-        shuffle: Bool, whether to shuffle the rows of arrays and the batches of a `PyDataset`.
-        steps: Int, batches per epoch; None: as many as the data has.
-    """
+    """Makes the batches of an epoch from the `data` of `fit`. Their order depends only on the seed and the epoch."""
 
     def __init__(self, data, seed=0, batch_size=32, shuffle=True, steps=None):
         self.data, self.seed, self.batch_size, self.shuffle, self.steps = data, seed, batch_size, shuffle, steps
@@ -26,10 +17,8 @@ class Epochs:
         # The data of the last epoch, and the number of `on_epoch_end` calls of a PyDataset.
         self.latest, self._ends = None, 0
         if hasattr(data, "__next__"):
-            raise ValueError(
-                f"Expected `data` that can be read again in each epoch. Received: {type(data).__name__}. Give a "
-                "function of the epoch that returns a new one."
-            )
+            problem = f"Expected `data` that can be read again in each epoch. Received: {type(data).__name__}"
+            raise ValueError(f"{problem}. Give a function of the epoch that returns a new one.")
         found = None if self.is_function or is_arrays(data) else num_batches(data)
         if steps is not None and found is not None and steps != found:
             raise ValueError(
@@ -154,10 +143,9 @@ class Rows:
 
 def _array(array):
     """Converts to NumPy, and floats to Keras' default type as `model.fit` does."""
-    if array is None:
-        return None
-    array = to_numpy(array)
-    return array.astype(keras.config.floatx(), copy=False) if array.dtype.kind == "f" else array
+    array = None if array is None else to_numpy(array)
+    is_float = array is not None and array.dtype.kind == "f"
+    return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
 
 class _Drawn:

@@ -71,10 +71,8 @@ def label_problem(labels, num_classes, loss):
     if labels.dtype.kind in "OSU":
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
-        return (
-            f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot. Received: strings, as {example!r}. "
-            "Use the index of each in the sorted list of all names."
-        )
+        expected = f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot"
+        return f"{expected}. Received: strings, as {example!r}. Use the index of each in the sorted list of all names."
     # A custom loss may take any labels, such as NaN.
     if loss is None:
         return None

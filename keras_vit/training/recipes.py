@@ -5,6 +5,8 @@ from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.training.settings import Recipe
 
 _VIT = "arXiv 2010.11929, appendix B.1, table"
+_IMAGENET = {"dataset": "imagenet2012", "test_split": "validation"}
+_IMAGENET21K = {"dataset": "imagenet21k", "train_split": "full[51200:]", "test_split": "full[:25600]"}
 _PRETRAIN = {
     "model": {"dropout_rate": 0.1, "representation_size": 768},
     "batch_size": 4096,
@@ -24,16 +26,11 @@ _FINETUNE = {
     "warmup_steps": 50,
 }
 # The learning rate is 5e-4 per 512 images.
-_DEIT = {
+_DEIT = _IMAGENET | {
     "source": "arXiv 2012.12877, table 9; accuracy from table 5, cost from section 6",
     "cost": "under 3 days of 4 GPUs",
-    "dataset": "imagenet2012",
-    "test_split": "validation",
     "policy": "deit",
-    "model": {
-        "drop_path_rate": 0.1,
-        "preprocessing": IMAGENET_PREPROCESSING,
-    },
+    "model": {"drop_path_rate": 0.1, "preprocessing": IMAGENET_PREPROCESSING},
     "batch_size": 1024,
     "epochs": 300,
     "optimizer": "adamw",
@@ -43,11 +40,9 @@ _DEIT = {
     "warmup_epochs": 5,
     "crop_scale": 0.08,
 }
-_COATNET = {
+_COATNET = _IMAGENET | {
     "source": "arXiv 2106.04803, table 10; accuracy from table 4. The source's cosine ends at 1e-5, this one at 0",
     "cost": "not published",
-    "dataset": "imagenet2012",
-    "test_split": "validation",
     "family": "coatnet",
     "policy": "coatnet",
     "label_smoothing": 0.1,
@@ -96,14 +91,12 @@ _SETTINGS = {
         "warmup_percent": 10.0,
     },
     "pretrain_imagenet21k": _PRETRAIN
+    | _IMAGENET21K
     | {
         "source": f"{_VIT} 3, and section 4.1; the table has weight decay 0.03 here, the section 0.1 for all; "
         "the data is not in TFDS: give a folder, or a dataset of that name with one label per image",
         "cost": "230 TPUv3-core-days for L/16 (table 2)",
         "expected": "ImageNet top-1 0.8397 for B/16, fine-tuned at 384 (table 5)",
-        "dataset": "imagenet21k",
-        "train_split": "full[51200:]",
-        "test_split": "full[:25600]",
         "epochs": 90,
         "learning_rate": 1e-3,
         "weight_decay": 0.1,
@@ -111,23 +104,21 @@ _SETTINGS = {
         "decay": "linear",
     },
     "pretrain_imagenet1k": _PRETRAIN
+    | _IMAGENET
     | {
         "source": f"{_VIT} 3",
         "cost": "not published",
         "expected": "top-1 0.7791 for B/16, fine-tuned at 384 (table 5)",
-        "dataset": "imagenet2012",
-        "test_split": "validation",
         "epochs": 300,
         "learning_rate": 3e-3,
         "weight_decay": 0.3,
     },
     "finetune_imagenet": _FINETUNE
+    | _IMAGENET
     | {
         "source": f"{_VIT} 4; warm-up as in the official code",
         "cost": "6.5 hours on A100 (official repository, which does not say how many)",
         "expected": "top-1 0.8397 for B/16 (table 5)",
-        "dataset": "imagenet2012",
-        "test_split": "validation",
         "learning_rate": 0.03,
         "sweep": (0.003, 0.01, 0.03, 0.06),
         "steps": 20_000,
@@ -165,13 +156,11 @@ _SETTINGS = {
     "coatnet_2": _COATNET | {"variant": "2", "model": {"drop_path_rate": 0.5}, "expected": "top-1 0.841"},
     "coatnet_3": _COATNET | {"variant": "3", "model": {"drop_path_rate": 0.7}, "expected": "top-1 0.845"},
     "coatnet_imagenet21k": _COATNET
+    | _IMAGENET21K
     | {
         "source": "arXiv 2106.04803, table 10, for sizes 2 (here), 3 and 4: drop_path_rate 0.3, 0.5 and 0.7. Its label "
         "smoothing of 1e-4 is left out; the data is not in TFDS: give a folder",
         "expected": "ImageNet top-1 0.871 for size 2, fine-tuned at 224 (table 4)",
-        "dataset": "imagenet21k",
-        "train_split": "full[51200:]",
-        "test_split": "full[:25600]",
         "variant": "2",
         "model": {"drop_path_rate": 0.3},
         "policy": "none",

@@ -25,15 +25,9 @@ _UNKNOWN_STOPPER = "the model"
 class ResumableRun(keras.callbacks.CallbackList):
     """The callbacks and checkpoints of a run, which calls `model.fit` once per epoch. Callbacks see a single run.
 
-    Args:
-        model: A compiled and built `keras.Model`.
-        callbacks: List of the user's callbacks.
-        checkpoints: `CheckpointSlots`.
-        every: Int, steps between checkpoints.
-        params: Dict of "verbose", "epochs" and "steps", as callbacks get it.
-
-    Attributes: `epoch`, `batch` and `step` are the position, and `first_step` is the step at which this process began.
-    `diverged` is True after a number that is not finite. `stopped` is the name of the callback that stopped the run.
+    `every` is the number of steps between checkpoints, and `params` is the dict that callbacks get. The attributes
+    `epoch`, `batch` and `step` are the position, and `first_step` is the step at which this process began. `diverged`
+    is True after a number that is not finite. `stopped` is the name of the callback that stopped the run.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):

@@ -160,10 +160,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     resumed = {"resume": checkpoints, "save_every": save_every, "seed": seed, "callbacks": [*logs, *callbacks]}
     ended = fit_run(trained, make_epoch, length.epochs, **resumed, validation_data=test, verbose=verbose)
     if ended.diverged:
-        raise FloatingPointError(
-            f"The run in {str(out)!r} reached non-finite values at step {ended.step} of {length.total}. "
-            "A lower learning_rate, a longer warm-up or a smaller clip may help."
-        )
+        problem = f"The run in {str(out)!r} reached non-finite values at step {ended.step} of {length.total}"
+        raise FloatingPointError(f"{problem}. A lower learning_rate, a longer warm-up or a smaller clip may help.")
     if recipe.train == "lora":
         model = merge_lora(model)
     if model is not trained:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keras_vit.evaluation import knn, knn_accuracy
+from keras_vit.evaluation import classifiers, knn_accuracy
 from tests.errors import refuses
 from tests.evaluation.arrays import blobs
 
@@ -12,7 +12,7 @@ TRAIN, TEST = blobs(80, spread=2), blobs(150, seed=1, spread=2)
 def test_knn_accuracy_matches_scikit_learn(k, temperature, monkeypatch):
     neighbors = pytest.importorskip("sklearn.neighbors", reason="it votes among neighbours too")
     # There are several chunks, and the last one is not full.
-    monkeypatch.setattr(knn, "CHUNK", 64)
+    monkeypatch.setattr(classifiers, "CHUNK", 64)
     reference = neighbors.KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / temperature))
     expected = reference.fit(*TRAIN).score(*TEST)
     assert knn_accuracy(None, TRAIN, TEST, k=k, temperature=temperature) == pytest.approx(expected)

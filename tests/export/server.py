@@ -1,6 +1,6 @@
 """Answers requests with a SavedModel."""
 
-from keras_vit.export.saved_files import WARM_UP
+from keras_vit.export.tensorflow_formats import WARM_UP
 
 
 def warm_up_requests(folder):

@@ -14,7 +14,7 @@ from keras import ops
 
 import keras_vit
 from keras_vit import export
-from keras_vit.export import saved_files, serving
+from keras_vit.export import serving, tensorflow_formats
 from tests.errors import refuses
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
@@ -163,7 +163,7 @@ def test_warm_up_requests_of_every_signature_succeed(model, server, tmp_path):
         answer = server.ask(name, **inputs)
         assert set(answer.get("status", [b"ok"])) == {b"ok"}
     # Constant images take few bytes, whatever their size.
-    assert (tmp_path / "1" / saved_files.WARM_UP).stat().st_size < 5000
+    assert (tmp_path / "1" / tensorflow_formats.WARM_UP).stat().st_size < 5000
 
 
 def test_warm_up_without_its_package_is_refused(model, tmp_path, monkeypatch):
@@ -244,13 +244,13 @@ def test_overwrite_replaces_version_and_abandoned_draft(model, tmp_path):
 @pytest.mark.backends("tensorflow")
 @pytest.mark.parametrize("wrong", [1, 1e-3, np.nan])
 def test_saved_model_of_other_outputs_is_removed(model, tmp_path, monkeypatch, wrong):
-    right = saved_files.run_saved_model
+    right = tensorflow_formats.run_saved_model
 
     def run(folder, batches, settings):
         for outputs in right(folder, batches, settings):
             yield [output + np.float32(wrong) for output in outputs]
 
-    monkeypatch.setattr(saved_files, "run_saved_model", run)
+    monkeypatch.setattr(tensorflow_formats, "run_saved_model", run)
     check_not_exported("apart", model, tmp_path / "1", export.ParityError)
 
 

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.pretraining.encoder import Encoder
+from keras_vit.pretraining.masked_image_model import Encoder
 from tests import tiny
 from tests.errors import refuses
 
