@@ -36,9 +36,9 @@ BACKENDS = ("torch", "tensorflow", "jax")
 GROUPS = {
     "layers": ("layers/*.py", "layers", 80),
     "weight codecs": ("weights/codecs.py", "weights", 18),
-    "schedules": ("training/schedules.py", "training", 18),
+    "schedules": ("training/optimizers.py", "training", 18),
     "SAM": ("training/sam.py", "training", 18),
-    "mixing": ("data/mix.py", "data", 18),
+    "mixing": ("data/steps.py", "data", 18),
     "masking": ("pretraining/masking.py", "pretraining", 18),
     "evaluation": ("evaluation/*.py", "evaluation", 30),
 }

@@ -1,13 +1,11 @@
 """Training recipes, schedules, optimizers and callbacks beyond Keras' own."""
 
 from keras_vit.training.checks import preflight
-from keras_vit.training.compiling import compile_forward
-from keras_vit.training.fitting import TerminateOnNaN, fit
-from keras_vit.training.optimizers import SGD, AdamW, LayerDecay
+from keras_vit.training.fitting import TerminateOnNaN, compile_forward, fit
+from keras_vit.training.optimizers import SGD, AdamW, LayerDecay, WarmupDecay
 from keras_vit.training.recipes import RECIPES
 from keras_vit.training.running import run
 from keras_vit.training.sam import SAM
-from keras_vit.training.schedules import WarmupDecay
 from keras_vit.training.settings import Recipe
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora, unfreeze
 

@@ -19,7 +19,7 @@ from keras_vit.distribution.synchronization import ReduceMetrics, reduce_metrics
 from keras_vit.files import replacing
 from keras_vit.training.checkpoints import CheckpointSlots
 from keras_vit.training.checks import preflight
-from keras_vit.training.compiling import compile_long_run
+from keras_vit.training.fitting import compile_long_run
 from keras_vit.training.fitting import train as fit_run
 from keras_vit.training.sam import SAM
 from keras_vit.training.settings import TEXTS, batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer

@@ -15,8 +15,7 @@ from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build as build_variant
 from keras_vit.models.pretrained import from_pretrained
 from keras_vit.models.zoo import find
-from keras_vit.training.optimizers import SGD, AdamW, LayerDecay
-from keras_vit.training.schedules import DECAYS, WarmupDecay
+from keras_vit.training.optimizers import DECAYS, SGD, AdamW, LayerDecay, WarmupDecay
 from keras_vit.training.trainable import enable_lora, freeze
 from keras_vit.weights.hub import is_name
 

@@ -9,7 +9,7 @@ from keras_vit.distillation import Distiller
 from keras_vit.models import forward
 from keras_vit.pretraining import MAE
 from keras_vit.training import SAM, compile_forward
-from keras_vit.training.compiling import compile_long_run
+from keras_vit.training.fitting import compile_long_run
 from tests.errors import refuses
 from tests.tiny import build, dtype_policy
 

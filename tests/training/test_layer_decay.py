@@ -3,9 +3,8 @@ import numpy as np
 import pytest
 
 from keras_vit.training import optimizers
-from keras_vit.training.optimizers import LayerDecay, layer_depths, layer_multipliers
+from keras_vit.training.optimizers import LayerDecay, WarmupDecay, layer_depths, layer_multipliers
 from keras_vit.training.sam import SAM
-from keras_vit.training.schedules import WarmupDecay
 from tests import tiny
 from tests.errors import refuses
 from tests.models.vt_resnet import test_model as vt_resnet

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.training import schedules
-from keras_vit.training.schedules import WarmupDecay
+from keras_vit.training import optimizers
+from keras_vit.training.optimizers import WarmupDecay
 from tests.golden import GOLDEN_FOLDER
 
 
@@ -21,7 +21,7 @@ def test_schedules_equal_the_official_code():
     assert {args["decay_type"] for _, args, *_ in cases} == {"linear", "cosine"}
     for name, args, options, steps, lr in cases:
         kind, values = args["decay_type"], (args["base"], args["total_steps"], args["warmup_steps"])
-        decay, schedule = schedules.DECAYS[kind], WarmupDecay(*values, kind, **options)
+        decay, schedule = optimizers.DECAYS[kind], WarmupDecay(*values, kind, **options)
         found = decay(steps, *values, **options)
         np.testing.assert_allclose(found, lr, atol=1e-6, rtol=1e-6, err_msg=name)
         np.testing.assert_allclose([decay(int(s), *values, **options) for s in steps], found, rtol=1e-12)
@@ -29,18 +29,18 @@ def test_schedules_equal_the_official_code():
         np.testing.assert_allclose(found, lr, atol=1e-6, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("decay", schedules.DECAYS)
+@pytest.mark.parametrize("decay", optimizers.DECAYS)
 def test_schedule_starts_at_the_peak_without_warmup(decay):
-    function = schedules.DECAYS[decay]
+    function = optimizers.DECAYS[decay]
     np.testing.assert_allclose(function(np.array([0.0]), 0.5, 100), 0.5, rtol=1e-6)
     # Without a cooldown, the inverse square root does not reach 0.
     assert (function(np.array([100.0]), 0.5, 100)[0] > 0.4) == (decay in ("constant", "rsqrt"))
 
 
-@pytest.mark.parametrize("decay", schedules.DECAYS)
+@pytest.mark.parametrize("decay", optimizers.DECAYS)
 def test_schedule_of_a_million_steps_in_float32(decay):
     steps = np.array([0, 9_999, 10_000, 10_001, 499_999, 999_998, 1_000_000])
-    exact = schedules.DECAYS[decay](steps.astype("float64"), 1e-3, 1_000_000, 10_000)
+    exact = optimizers.DECAYS[decay](steps.astype("float64"), 1e-3, 1_000_000, 10_000)
     schedule = WarmupDecay(1e-3, 1_000_000, 10_000, decay)
     found = [float(schedule(keras.ops.convert_to_tensor(s, "int32"))) for s in steps]
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-9)
@@ -65,7 +65,7 @@ def test_schedule_in_a_compiled_train_step():
     schedule = WarmupDecay(0.1, 8, 4, "linear", end=0.01)
     model.compile(keras.optimizers.SGD(schedule), lambda y, y_pred: -y_pred)
     model.fit(np.ones((6, 1)), np.ones((6, 1)), batch_size=1, epochs=1, verbose=0)
-    expected = sum(schedules.linear(step, 0.1, 8, 4, end=0.01) for step in range(6))
+    expected = sum(optimizers.linear(step, 0.1, 8, 4, end=0.01) for step in range(6))
     np.testing.assert_allclose(model.get_weights()[0], [[expected]], rtol=1e-5)
 
 
