@@ -30,7 +30,6 @@ class Policy:
             "rand-...-inc1", as in DeiT, each skipped with probability 0.5.
 
     Example:
-
     >>> import keras_vit.data
     >>> policy = keras_vit.data.POLICIES["deit"]
     >>> policy.randaugment, policy.magnitude_std, policy.operations

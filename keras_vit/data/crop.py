@@ -55,7 +55,6 @@ class Crop:
         tf.errors.OpError: If the image is broken or too large.
 
     Example:
-
     >>> import keras_vit.data, tensorflow as tf
     >>> png = tf.io.encode_png(np.zeros((40, 30, 1), "uint8"))
     >>> keras_vit.data.Crop((16, 16), "finetune")(png, seed=(0, 1)).shape

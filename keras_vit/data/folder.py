@@ -51,7 +51,6 @@ def from_directory(
             "test".
 
     Example:
-
     >>> import keras, keras_vit.data, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> for name in ("cat", "dog"):
@@ -178,7 +177,6 @@ def resize_folder(
         ValueError: If an argument is out of range, `out` is in `path`, or two copies would have the same name.
 
     Example:
-
     >>> import keras_vit.data, keras, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> (folder / "photos" / "cat").mkdir(parents=True)

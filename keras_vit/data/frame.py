@@ -46,7 +46,6 @@ def from_dataframe(
         ValueError: If a column is missing, a row or label is invalid, or the classes are unclear from integer labels.
 
     Example:
-
     >>> import keras, keras_vit.data, tempfile
     >>> path = tempfile.mkdtemp() + "/cat.png"
     >>> keras.utils.save_img(path, np.zeros((20, 20, 3)))

@@ -17,7 +17,6 @@ def relabelled(source: Source, labels: Any) -> Source:
         labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
 
     Example:
-
     >>> import keras, keras_vit.data, tempfile
     >>> path = tempfile.mkdtemp() + "/cat.png"
     >>> keras.utils.save_img(path, np.zeros((20, 20, 3)))
@@ -75,7 +74,6 @@ def with_pseudo_labels(
             teacher are not smoothed.
 
     Example:
-
     >>> import tensorflow as tf
     >>> images = np.zeros((4, 8, 8, 3), "float32")
     >>> labelled = tf.data.Dataset.from_tensor_slices((images, [0, 1, 0, 1])).batch(2)
@@ -128,7 +126,6 @@ def with_unlabelled(
             the same order, for example with `labels="none"`, and `augment` for one of them.
 
     Example:
-
     >>> import tensorflow as tf
     >>> images = np.zeros((4, 8, 8, 3), "float32")
     >>> labelled = tf.data.Dataset.from_tensor_slices((images, [0, 1, 0, 1])).batch(2)

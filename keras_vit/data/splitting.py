@@ -27,7 +27,6 @@ def folds(
         seed: Integer; the same seed makes the same folds.
 
     Example:
-
     >>> import keras_vit.data
     >>> table = {"path": ["0.jpg", "1.jpg", "2.jpg", "3.jpg"], "label": ["cat", "dog", "dog", "cat"]}
     >>> [sorted(validation["label"]) for _, validation in keras_vit.data.folds(table, 2)]
@@ -89,7 +88,6 @@ def splits(
             files is given for other data.
 
     Example:
-
     >>> import keras_vit.data
     >>> make = keras_vit.data.splits("vtab/dtd", data_dir="/nowhere", train_split="train800")
     >>> make("train", image_size=224)  # doctest: +ELLIPSIS

@@ -57,7 +57,6 @@ class Mix:
     of labels that sum to 1, also in the result. seed: Integer tensor (2,).
 
     Example:
-
     >>> import keras_vit.data, tensorflow as tf
     >>> mix = keras_vit.data.Mix(keras_vit.data.POLICIES["deit"])
     >>> data = tf.data.Dataset.from_tensors((tf.zeros((2, 8, 8, 3)), tf.eye(2)))

@@ -102,7 +102,6 @@ def load(
         ValueError: If the dataset has no such split, no images, or no labels.
 
     Example:
-
     >>> import keras_vit.data
     >>> keras_vit.data.load("vtab/dtd", "train800", data_dir="/nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

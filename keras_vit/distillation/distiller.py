@@ -25,7 +25,6 @@ def raw_images(images, model: keras.Model):
         model: A model with a `normalization` layer of this package. If it takes raw images, they are not changed.
 
     Example:
-
     >>> student = keras_vit.ViTTi16(num_classes=10)
     >>> float(raw_images(np.ones((1, 1, 1, 3), "float32"), student)[0, 0, 0, 0])
     255.0
@@ -146,7 +145,6 @@ class Distiller(TrainingWrapper):
         ValueError: If an argument is out of range, or the models do not match.
 
     Example:
-
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
     >>> student = keras_vit.ViT("Ti/16", distillation_token=True, **options)
     >>> distiller = Distiller(student, teacher=keras_vit.ViT("Ti/16", **options))

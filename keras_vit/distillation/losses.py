@@ -13,7 +13,6 @@ def hard_distillation(teacher_logits, logits):
         teacher_logits, logits: Floats, (batch, num_classes), the teacher's and the student's.
 
     Example:
-
     >>> round(float(hard_distillation(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))[0]), 4)
     0.6931
 
@@ -33,7 +32,6 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
         temperature: Float above 0, by which both logits are divided.
 
     Example:
-
     >>> float(soft_distillation(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]]))[0])
     0.0
 
@@ -51,7 +49,6 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
     """Returns `(1 - alpha) * base_loss + alpha * distillation_loss`, for alpha in [0, 1].
 
     Example:
-
     >>> weighted_loss(2.0, 4.0, 0.25)
     2.5
 
@@ -66,7 +63,6 @@ class HardDistillation(keras.losses.Loss):
     """The mean of `hard_distillation` as a Keras loss, `loss(teacher_logits, logits, sample_weight)`.
 
     Example:
-
     >>> round(float(HardDistillation()(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))), 4)
     0.6931
     """
@@ -86,7 +82,6 @@ class SoftDistillation(keras.losses.Loss):
         temperature: Float above 0, or a ValueError is raised.
 
     Example:
-
     >>> float(SoftDistillation(temperature=2.0)(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]])))
     0.0
     """

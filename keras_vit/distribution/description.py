@@ -37,7 +37,6 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
             compiled for it, which takes seconds to minutes. None: only the variables are described.
 
     Example:
-
     >>> print(keras_vit.distribution.describe(model, batch_size=1024))  # doctest: +SKIP
     """
     if keras.backend.backend() != "jax":

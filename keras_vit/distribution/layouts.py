@@ -139,7 +139,6 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
             already has a different part.
 
     Example:
-
     >>> keras.distribution.set_distribution(keras_vit.distribution.data_parallel())  # doctest: +SKIP
     >>> model = keras_vit.ViTB16(num_classes=10)  # doctest: +SKIP
     """

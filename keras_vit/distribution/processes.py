@@ -30,7 +30,6 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
             backend started the process.
 
     Example:
-
     >>> keras_vit.distribution.initialize("10.0.0.1:1234", num_processes=2, process_id=0)  # doctest: +SKIP
     """
     backend, given = keras.backend.backend(), (coordinator, num_processes, process_id) != (None, None, None)

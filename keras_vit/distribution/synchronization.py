@@ -31,7 +31,6 @@ def synchronize(model: keras.Model) -> keras.Model:
             TensorFlow's replicas cannot share.
 
     Example:
-
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     >>> model.compile(keras_vit.training.AdamW(1e-3), loss)  # doctest: +SKIP
     >>> keras_vit.distribution.synchronize(model).fit(data)  # doctest: +SKIP
@@ -173,7 +172,6 @@ class ReduceMetrics(keras.callbacks.Callback):
     loss in the logs of all processes is NaN. With a single process, the callback does nothing.
 
     Example:
-
     >>> callbacks = [keras_vit.distribution.ReduceMetrics(), keras.callbacks.EarlyStopping()]
     >>> model.fit(data, callbacks=callbacks)  # doctest: +SKIP
     """

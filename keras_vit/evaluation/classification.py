@@ -43,7 +43,6 @@ def accuracy(
         k: Int or ints. None means 1, and also 5 if there are at least 5 classes.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=10)
     >>> accuracy(model, (np.zeros((4, 32, 32, 3)), np.array([0, 1, 4, 9])), verbose=0)
     {'top_1': 0.25, 'top_5': 0.75}
@@ -66,7 +65,6 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
         k: Int, at most the number of classes.
 
     Example:
-
     >>> top_k_accuracy([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4]], [1, 2], k=2)
     1.0
     """
@@ -118,7 +116,6 @@ def imagenet_real_accuracy(
         ValueError: If the labels or file names do not fit the images.
 
     Example:
-
     >>> imagenet_real_accuracy(None, [[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [[1], [0, 1], []])
     1.0
 
@@ -172,7 +169,6 @@ def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict
         tasks: Mapping from the names of all tasks to their groups, as strings, or `keras_vit.data.VTAB`.
 
     Example:
-
     >>> vtab_mean({"dtd": 0.5, "svhn": 0.7, "dmlab": 0.3}, {"dtd": "natural", "svhn": "natural", "dmlab": "structured"})
     {'natural': 0.6, 'structured': 0.3, 'mean': 0.5}
 

@@ -33,7 +33,6 @@ def knn_accuracy(
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> images, labels = np.random.default_rng(0).normal(size=(4, 32, 32, 3)), np.array([0, 1, 0, 1])
     >>> knn_accuracy(model, (images, labels), (images, labels), k=1, verbose=0)
@@ -100,7 +99,6 @@ def few_shot_accuracy(
         and "by_l2", the mean test accuracy over the seeds for each strength.
 
     Example:
-
     >>> x, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
     >>> few_shot_accuracy(None, (x, y), (x, y), shots=2, seeds=0, l2=1e-3)
     {'accuracy': 1.0, 'by_seed': {0: 1.0}, 'l2': {0: 0.001}, 'by_l2': {0.001: 1.0}}
@@ -197,7 +195,6 @@ def linear_probe_accuracy(
         features (not standardized) to logits, which can replace the model's head.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
     >>> images, labels = np.random.default_rng(0).normal(size=(4, 32, 32, 3)), np.array([0, 1, 0, 1])
     >>> result = linear_probe_accuracy(model, (images, labels), (images, labels), l2=1e-3, verbose=0)

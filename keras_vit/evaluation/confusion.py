@@ -37,7 +37,6 @@ def classification_report(
         width, channels), "labels" (number,), "probabilities" (number, num_classes) and "indices" in the data.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, class_names=["cat", "dog"])
     >>> images, labels = np.zeros((4, 32, 32, 3)), np.array([0, 1, 0, 0])
     >>> report = classification_report(model, (images, labels), verbose=0)  # a new head predicts class 0
@@ -102,7 +101,6 @@ def plot_confusion_matrix(
         path: Path of a .png file to write, in an existing folder, or None. Plots need matplotlib.
 
     Example:
-
     >>> figure = plot_confusion_matrix([[3, 1], [0, 2]], ["cat", "dog"])
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['3', '1', '0', '2']

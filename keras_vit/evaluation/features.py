@@ -98,7 +98,6 @@ def extract_features(
             vector per image, or the head has several inputs or belongs to a nested model.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> images, labels = np.zeros((5, 32, 32, 3)), np.array([0, 1, 2, 0, 1])
     >>> features, labels = extract_features(model, (images, labels), batch_size=2, verbose=0)

@@ -48,7 +48,6 @@ def predict(
             model's output is not finite, or its loss does not fit its task.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=4)
     >>> predict(model, np.zeros((2, 32, 32, 3)), tta="flip", verbose=0).tolist()  # a new head is zero
     [[0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25]]
@@ -91,7 +90,6 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
         ValueError: If the members or their number of weights do not fit each other.
 
     Example:
-
     >>> ensemble([[[0.5, 0.5]], [[1.0, 0.0]]], weights=[3, 1]).tolist()
     [[0.625, 0.375]]
 

@@ -212,7 +212,6 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
         RuntimeError: If the export process fails.
 
     Example:
-
     >>> keras_vit.export.onnx(model, "vit.onnx")["difference"]  # doctest: +SKIP
     2.4e-06
     """

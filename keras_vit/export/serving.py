@@ -88,7 +88,6 @@ def saved_model(
     Returns and raises as `export.onnx`, and a ValueError if the input or, with `postprocess`, output is not supported.
 
     Example:
-
     >>> keras_vit.export.saved_model(model, "models/vit/1", postprocess="classify")["difference"]  # doctest: +SKIP
     5.7e-06
 

@@ -102,7 +102,6 @@ def describe(path):
         FileNotFoundError: If there is no such file.
 
     Example:
-
     >>> print(keras_vit.export.describe("models/vit/1"))  # doctest: +SKIP
     serving_bytes: image_bytes string (None,) -> outputs float32 (None, 5), status string (None,)
     serving_default: images float32 (None, 16, 16, 3) -> outputs float32 (None, 5)

@@ -25,7 +25,6 @@ def torch_module(model: keras.Model):
         ValueError: If the backend is not PyTorch, or the model does not have one input.
 
     Example:
-
     >>> module = keras_vit.export.torch_module(model)  # doctest: +SKIP
     >>> with torch.inference_mode():  # doctest: +SKIP
     ...     logits = module(torch.zeros(1, 224, 224, 3))

@@ -36,7 +36,6 @@ def attention_maps(
             not exist.
 
     Example:
-
     >>> attention_maps(keras_vit.ViTTi16(image_size=32), np.zeros((2, 32, 32, 3)), blocks=0).shape
     (2, 3, 5, 5)
 
@@ -59,7 +58,6 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
     of heads. Arguments and errors are as in `attention_maps`.
 
     Example:
-
     >>> attention_distance(keras_vit.ViTTi16(image_size=32), np.zeros((1, 32, 32, 3))).shape
     (12, 3)
 
@@ -107,7 +105,6 @@ def attention_rollout(
             pooling layers decide by default. Set it if a custom head reads something else.
 
     Example:
-
     >>> attention_rollout(keras_vit.ViTTi16(image_size=(48, 32)), np.zeros((1, 48, 32, 3))).shape
     (1, 3, 2)
 
@@ -151,7 +148,6 @@ def token_attention_maps(
         Arrays (batch, num_tokens, rows, columns), in pixels of the module's feature map. Each token's map sums to 1.
 
     Example:
-
     >>> model = keras_vit.VTResNet18(image_size=64)
     >>> maps = token_attention_maps(model, np.zeros((2, 64, 64, 3)), modules=0)
     >>> maps.shape

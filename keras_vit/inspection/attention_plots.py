@@ -27,7 +27,6 @@ def attention_overlay(images, attention) -> np.ndarray:
         ValueError: If the shapes do not match.
 
     Example:
-
     >>> attention_overlay(np.full((1, 4, 4, 3), 200), [[[1.0]]]).max()
     np.uint8(200)
     """
@@ -103,7 +102,6 @@ def plot_attention_rollout(
         ValueError: If the shapes do not match, or `path` does not end in .png.
 
     Example:
-
     >>> plot_attention_rollout(raw_images, attention_rollout(model, images), "rollout.png")  # doctest: +SKIP
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 6.

@@ -27,7 +27,6 @@ def gradient_rollout(
             top-1 class of each image.
 
     Example:
-
     >>> model = keras_vit.ViTTi16(image_size=(48, 32), num_classes=3, head_init="glorot_uniform")
     >>> gradient_rollout(model, np.zeros((2, 48, 32, 3)), classes=1).shape
     (2, 3, 2)
@@ -148,7 +147,6 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
             takes the input of the last `GlobalAveragePooling2D`. If there is no such layer, a ValueError is raised.
 
     Example:
-
     >>> model = keras_vit.BiT("R50x1", image_size=64, num_classes=3, head_init="glorot_uniform")
     >>> grad_cam(model, np.zeros((2, 64, 64, 3)), classes=1).shape
     (2, 2, 2)

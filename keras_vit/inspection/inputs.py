@@ -15,7 +15,6 @@ def patch_layout(model: keras.Model, images) -> PatchLayout:
     """Returns the `PatchLayout` of a model for images; arguments and errors as in `attention_maps`.
 
     Example:
-
     >>> layout = patch_layout(keras_vit.ViTTi16(image_size=(48, 32), num_registers=4), np.zeros((1, 48, 32, 3)))
     >>> layout.grid_size, layout.patch_size, layout.num_prefix_tokens
     ((3, 2), (16.0, 16.0), 5)

@@ -56,7 +56,6 @@ def plot_predictions(
         path: As in `plot_attention_rollout`; the same errors are raised.
 
     Example:
-
     >>> probabilities = keras.ops.softmax(model.predict(images))  # doctest: +SKIP
     >>> keras_vit.inspection.plot_predictions(images, labels, probabilities, model)  # doctest: +SKIP
     """

@@ -70,7 +70,6 @@ def write_report(
             .htm.
 
     Example:
-
     >>> model = keras_vit.from_pretrained("ViT-B_16-224.npz")  # doctest: +SKIP
     >>> keras_vit.inspection.write_report(model, ["cat.jpg"], "report.html")  # doctest: +SKIP
     """

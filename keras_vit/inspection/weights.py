@@ -32,7 +32,6 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
             preprocessing is folded.
 
     Example:
-
     >>> embedding_filters(keras_vit.ViTTi16(), number=8).shape
     (8, 16, 16, 3)
 
@@ -63,7 +62,6 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     position embeddings of type "learned", "learned2d" or "sincos2d", a ValueError is raised.
 
     Example:
-
     >>> position_similarity(keras_vit.ViTTi16(image_size=(48, 32))).shape
     (3, 2, 3, 2)
 

@@ -65,7 +65,6 @@ class MultiHeadSelfAttention(CompositeLayer):
         (batch, num_tokens, head_dim), if requested.
 
     Example:
-
     >>> keras_vit.layers.MultiHeadSelfAttention(num_heads=12)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 

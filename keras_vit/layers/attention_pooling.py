@@ -28,7 +28,6 @@ class AttentionPooling(CompositeLayer):
             num_tokens - num_prefix_tokens).
 
     Example:
-
     >>> keras_vit.layers.AttentionPooling(num_heads=12, mlp_dim=3072)(np.zeros((2, 196, 768))).shape
     (2, 768)
 

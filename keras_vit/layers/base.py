@@ -44,7 +44,6 @@ class Layer(keras.layers.Layer):
             Int; 0 for a layer without matrix products and convolutions. None if unknown for an inner layer.
 
         Example:
-
         >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
         115605504
         """

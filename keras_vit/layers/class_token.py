@@ -16,7 +16,6 @@ class PrefixTokens(Layer):
     Input shape: (batch, num_patches, hidden_dim). Output shape: (batch, num_tokens + num_patches, hidden_dim).
 
     Example:
-
     >>> PrefixTokens(4)(np.zeros((2, 196, 768))).shape
     (2, 200, 768)
 
@@ -50,7 +49,6 @@ class ClassToken(PrefixTokens):
         initializer: Initializer of the token; zeros, as in the official Flax code, by default.
 
     Example:
-
     >>> keras_vit.layers.ClassToken()(np.zeros((2, 196, 768))).shape
     (2, 197, 768)
 

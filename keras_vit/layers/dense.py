@@ -15,7 +15,6 @@ class Dense(keras.layers.Dense):
     Input shape: (..., width). Output shape: (..., units).
 
     Example:
-
     >>> Dense(8)(np.zeros((2, 197, 16))).shape
     (2, 197, 8)
     """

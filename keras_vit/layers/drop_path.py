@@ -15,7 +15,6 @@ class DropPath(keras.layers.Dropout):
     Input and output shape: (batch, ...), such as tokens, (batch, num_tokens, hidden_dim), or feature maps.
 
     Example:
-
     >>> y = keras_vit.layers.DropPath(0.5, seed=0)(np.ones((8, 2, 3)), training=True)
     >>> sorted(set(np.ravel(y).tolist()))
     [0.0, 2.0]

@@ -31,7 +31,6 @@ class ImageNormalization(keras.layers.Layer):
         ValueError: If an argument is out of range or does not fit the channels, or for `folded` without scaling.
 
     Example:
-
     >>> layer = keras_vit.layers.ImageNormalization(apply=True)
     >>> float(layer(np.full((1, 2, 2, 3), 255.0))[0, 0, 0, 0])
     1.0

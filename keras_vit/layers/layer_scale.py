@@ -14,7 +14,6 @@ class LayerScale(Layer):
     Input and output shape: (..., hidden_dim).
 
     Example:
-
     >>> float(keras_vit.layers.LayerScale(0.5)(np.ones((1, 2, 3)))[0, 0, 0])
     0.5
 

@@ -28,7 +28,6 @@ class MLP(CompositeLayer):
     Input and output shape: (batch, num_tokens, hidden_dim).
 
     Example:
-
     >>> keras_vit.layers.MLP(3072)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 

@@ -17,7 +17,6 @@ class PatchDropout(Layer):
     Input shape: (batch, num_prefix_tokens + num_patches, hidden_dim). The output has fewer patches in training.
 
     Example:
-
     >>> layer = keras_vit.layers.PatchDropout(0.5, num_prefix_tokens=1)
     >>> layer(np.zeros((2, 197, 768)), training=True).shape
     (2, 99, 768)

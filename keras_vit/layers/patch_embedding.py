@@ -39,7 +39,6 @@ class Patches(Layer):
     Output shape: (batch, num_patches, patch_height * patch_width * channels).
 
     Example:
-
     >>> keras_vit.layers.Patches(16)(np.zeros((1, 224, 224, 3))).shape
     (1, 196, 768)
 
@@ -74,7 +73,6 @@ class PatchEmbedding(Layer):
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
 
     Example:
-
     >>> keras_vit.layers.PatchEmbedding(768, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (1, 196, 768)
 

@@ -18,7 +18,6 @@ class PatchMap(Layer):
         images: (batch, height, width, channels), the images of the patches. Only their size is read.
 
     Example:
-
     >>> layer = keras_vit.layers.PatchMap(16, num_prefix_tokens=1)
     >>> layer(np.zeros((1, 197, 768)), np.zeros((1, 224, 224, 3))).shape
     (1, 14, 14, 768)

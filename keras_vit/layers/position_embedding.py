@@ -34,7 +34,6 @@ class PositionEmbedding(Layer):
             If there are no images, the grid is `grid_size`. Another number of tokens raises a ValueError.
 
     Example:
-
     >>> layer = keras_vit.layers.PositionEmbedding((14, 14), num_prefix_tokens=1)
     >>> layer(np.zeros((1, 197, 768))).shape
     (1, 197, 768)

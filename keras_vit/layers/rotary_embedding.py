@@ -46,7 +46,6 @@ class RotaryEmbedding(Layer):
     Output shape: (rows * columns, 2, head_dim), the cosines and sines for each patch, float32.
 
     Example:
-
     >>> keras_vit.layers.RotaryEmbedding("dinov3", head_dim=64, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (196, 2, 64)
 

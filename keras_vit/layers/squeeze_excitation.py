@@ -17,7 +17,6 @@ class SqueezeExcitation(Layer):
     Input and output shape: (batch, height, width, channels).
 
     Example:
-
     >>> SqueezeExcitation(4)(np.zeros((1, 7, 7, 16))).shape
     (1, 7, 7, 16)
 

@@ -20,7 +20,6 @@ class SymmetricMaxPooling2D(Layer):
     Output shape: (batch, ceil(height / strides), ceil(width / strides), channels).
 
     Example:
-
     >>> SymmetricMaxPooling2D(pool_size=3, strides=2)(np.zeros((1, 112, 112, 64))).shape
     (1, 56, 56, 64)
     """

@@ -20,7 +20,6 @@ class TokenPooling(Layer):
             the weight in the mean.
 
     Example:
-
     >>> keras_vit.layers.TokenPooling("gap", num_prefix_tokens=1)(np.zeros((2, 197, 768))).shape
     (2, 768)
 

@@ -63,7 +63,6 @@ class TransformerBlock(CompositeLayer):
         (batch, num_heads, num_tokens, num_tokens).
 
     Example:
-
     >>> keras_vit.layers.TransformerBlock(num_heads=12, mlp_dim=3072)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)
 

@@ -42,7 +42,6 @@ class MAE(MaskedImageModel):
         seed: Int or None, the random seed of the masks.
 
     Example:
-
     >>> backbone = keras_vit.ViT("Ti/16", image_size=64, num_layers=1, num_classes=0)
     >>> model = MAE(backbone, decoder_num_layers=1)
     >>> model.compile("adam")

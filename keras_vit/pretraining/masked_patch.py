@@ -34,7 +34,6 @@ class MaskedPatchPrediction(MaskedImageModel):
         seed: Int or None, the random seed of the corruption.
 
     Example:
-
     >>> backbone = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=0)
     >>> model = MaskedPatchPrediction(backbone)
     >>> model.compile("adam")

@@ -19,7 +19,6 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
         path: As in `keras_vit.inspection.plot_attention_rollout`; the same errors are raised.
 
     Example:
-
     >>> plot_reconstructions(model.reconstruct(images[:8]), "reconstructions.png")  # doctest: +SKIP
     """
     parts = [np.asarray(part) for part in reconstruction]

@@ -25,7 +25,6 @@ class SimMIM(MaskedImageModel):
         seed: Int or None, the random seed of the masks.
 
     Example:
-
     >>> backbone = keras_vit.ViT("Ti/16", image_size=64, num_layers=1, num_classes=0)
     >>> model = SimMIM(backbone)
     >>> model.compile("adam")

@@ -110,7 +110,6 @@ class MetaPseudoLabels(TrainingWrapper):
             separate teachers.
 
     Example:
-
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
     >>> student = keras_vit.ViT("Ti/16", **options)
     >>> trainer = MetaPseudoLabels(keras_vit.ViT("Ti/16", **options), student, uda_steps=100)

@@ -124,7 +124,6 @@ def pseudo_labels(
             outputs are not finite, an image is missing, or no image is confident enough.
 
     Example:
-
     >>> teacher = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, head_init="glorot_uniform")
     >>> labels = pseudo_labels(teacher, np.zeros((3, 32, 32, 3)), per_class=2)
     >>> labels.indices.tolist(), labels.labels.shape, len(labels.empty_classes)
@@ -234,7 +233,6 @@ def noisy_student(
             labels is damaged.
 
     Example:
-
     >>> import tempfile
     >>> images, classes = np.random.default_rng(0).normal(size=(6, 8)), np.arange(6) % 2
     >>> build = lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])

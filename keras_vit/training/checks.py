@@ -99,7 +99,6 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
             weight is trainable, the data never ends, or the devices cannot share a batch.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
     >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> found = preflight(model, (np.zeros((8, 32, 32, 3)), np.array([0, 1] * 4)), epochs=3, verbose=0)

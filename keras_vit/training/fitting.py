@@ -46,7 +46,6 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
             `keras_vit.distribution.synchronize`.
 
     Example:
-
     >>> import keras, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> data = np.zeros((12, 3)), np.zeros(12)
@@ -106,14 +105,14 @@ def train(
         facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
         record["data"] = describe_data(data.latest, batch, steps, **facts)
         run.begin({"seed": seed, **record}, allow)
-        facts_of_fit = {"batch_size": batch_size, "class_weight": class_weight}
+        options |= {"batch_size": batch_size, "class_weight": class_weight, "shuffle": False, "verbose": verbose}
         while not run.ended:
             first = run.batch
             x, steps = data.batches(run.epoch, first, run.restore_generators)
             run.set_params({**params, "steps": steps})
             part = {"initial_epoch": run.epoch, "epochs": run.epoch + 1}
             part["steps_per_epoch"] = None if steps is None else steps - first
-            model.fit(x, callbacks=run, shuffle=False, **facts_of_fit, **part, verbose=verbose, **options)
+            model.fit(x, callbacks=run, **part, **options)
             if not run.ended:
                 run.undo_average()
         run.end()
@@ -127,7 +126,6 @@ class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
     On TensorFlow, ReLU can turn NaN into 0, so that the loss stays finite although weights are NaN.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_classes=2, num_layers=1)
     >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> callbacks = [keras_vit.training.TerminateOnNaN()]
@@ -158,7 +156,6 @@ def compile_forward(model):
         RuntimeError: If the backend is not PyTorch, or PyTorch cannot compile on this machine.
 
     Example:
-
     >>> vit = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=0)
     >>> model = keras.Sequential([keras.Input((32, 32, 3)), vit, keras.layers.Dense(2)])
     >>> model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -72,7 +72,6 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
             "rsqrt" `timescale` (10,000 steps) and `cooldown_steps` (0), the length of a final linear decay to 0.
 
     Example:
-
     >>> schedule = WarmupDecay(3e-3, total_steps=90_000, warmup_steps=10_000, decay="linear")
     >>> round(float(schedule(10_000)), 6)
     0.003
@@ -153,7 +152,6 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
         **options: Other options of the Keras optimizer, as in `SGD`.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> model.compile(AdamW(1e-3, use_ema=True, ema_momentum=0.99996), "mse")
 
@@ -189,7 +187,6 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
             validates with the average.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> model.compile(SGD(0.03, gradient_accumulation_steps=4), "mse")
 
@@ -239,7 +236,6 @@ class LayerDecay(keras.optimizers.Optimizer):
         ValueError: If the optimizer has `use_ema`, or, when built, a weight belongs to no layer of `multipliers`.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=2)
     >>> optimizer = LayerDecay.from_model(keras.optimizers.AdamW(1e-3), model, decay=0.5)
     >>> [optimizer.multipliers[name] for name in ("patch_embedding", "block_00", "block_01", "norm", "head")]

@@ -74,7 +74,6 @@ def run(
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
     Example:
-
     >>> import functools, keras_vit.data
     >>> recipe = keras_vit.training.RECIPES["deit_tiny"].replace({"steps": 1000})
     >>> flowers = functools.partial(keras_vit.data.load, "oxford_flowers102")

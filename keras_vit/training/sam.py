@@ -41,7 +41,6 @@ class SAM(TrainingWrapper):
         rho: The radius of the neighborhood, above 0 (else a ValueError); 0.05 for ResNets, 0.1 to 0.2 for ViTs.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
     >>> trainer = SAM(model, rho=0.1)
     >>> trainer.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

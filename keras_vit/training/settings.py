@@ -66,7 +66,6 @@ class Recipe:
         sam: The radius of sharpness-aware minimization; None for none.
 
     Example:
-
     >>> recipe = keras_vit.training.RECIPES["finetune_pets"]
     >>> recipe.batch_size, recipe.steps, recipe.learning_rate
     (512, 500, 0.01)

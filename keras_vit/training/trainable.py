@@ -45,7 +45,6 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
             a layer to train is quantized to integers.
 
     Example:
-
     >>> freeze(keras_vit.ViT("Ti/16", num_classes=10))
     Parameters(trainable=1930, frozen=5524416)
     """
@@ -75,7 +74,6 @@ def unfreeze(model: keras.Model) -> Parameters:
     """Makes a model without LoRA fully trainable; returns `Parameters(trainable, frozen)`.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", num_classes=10)
     >>> _ = freeze(model)
     >>> unfreeze(model)
@@ -112,7 +110,6 @@ def enable_lora(
         ValueError: If the model has no transformer blocks, has LoRA already, or would train a quantized head.
 
     Example:
-
     >>> enable_lora(keras_vit.ViT("Ti/16", num_classes=10), rank=4)
     Parameters(trainable=149386, frozen=5524416)
 
@@ -151,7 +148,6 @@ def merge_lora(model: keras.Model) -> keras.Model:
         model: A ViT after `enable_lora`, not quantized (else a ValueError is raised); it is not changed.
 
     Example:
-
     >>> model = keras_vit.ViT("Ti/16", num_classes=10)
     >>> _ = enable_lora(model, rank=4)
     >>> merge_lora(model).count_params()
