@@ -65,7 +65,16 @@ def from_dataframe(
         )
     if weight_column is not None and label_column is None:
         raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
-    paths = _paths(columns[path_column], lines, base if directory is None else directory, extension)
+    base = base if directory is None else directory
+    cells = columns[path_column]
+    if not cells:
+        raise ValueError("Expected a row or more. Received: a table without rows")
+    fail("Expected a path", lines, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])
+    paths = [str(Path(base, str(cell))) for cell in cells]
+    paths = [path if path.endswith(extension) else path + extension for path in paths]
+    missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
+    expected = f"Expected image files, at paths that start from {str(base)!r}, the `directory` (--images)"
+    fail(expected, lines, missing, FileNotFoundError)
     # A fold has all classes of its table, even if it has no images of a rare class.
     known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
     if label_column is None:
@@ -89,16 +98,3 @@ def from_dataframe(
     data.file_paths, data.file_labels = paths, labels
     data.table_columns = [path_column, *label_columns]
     return data
-
-
-def _paths(cells, lines, base, extension):
-    """Returns the paths of the images, after checking that all exist."""
-    if not cells:
-        raise ValueError("Expected a row or more. Received: a table without rows")
-    fail("Expected a path", lines, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])
-    paths = [str(Path(base, str(cell))) for cell in cells]
-    paths = [path if path.endswith(extension) else path + extension for path in paths]
-    missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
-    expected = f"Expected image files, at paths that start from {str(base)!r}, the `directory` (--images)"
-    fail(expected, lines, missing, FileNotFoundError)
-    return paths

@@ -75,8 +75,7 @@ def splits(
     Args:
         data: Path of a folder with one subfolder of images per class; of a folder with such folders
             `train` and `test` (or `val`, `valid`, `validation`); of a CSV file; or a name for `keras_vit.data.load`.
-        data_dir: The folder of TFDS datasets; None: the TFDS default.
-        train_split, test_split: The TFDS splits to train and test on.
+        data_dir, train_split, test_split: The folder of TFDS datasets, as for `load`, and the splits.
         holdout: Float in (0, 1), the share of each class to test on, for a CSV file or a folder without test images;
             the option `seed` selects the images.
         images: The folder that relative paths in the CSV file start from; None: the CSV file's folder.

@@ -65,7 +65,10 @@ class FrozenTeacher:
 
     def logits(self, images):
         """Returns the teacher's logits, float32 (batch, num_classes), for the student's images."""
-        images = self._resized(self._preprocessing(images))
+        images = self._preprocessing(images)
+        size = tuple(self.input_shape[1:3]) if self.input_shape else (None, None)
+        if None not in size and tuple(images.shape[1:3]) != size:
+            images = ops.image.resize(ops.cast(images, "float32"), size, "bilinear", data_format="channels_last")
         values = [ops.stop_gradient(ops.convert_to_tensor(copy)) for copy in self.copies]
         with keras.StatelessScope(state_mapping=list(zip(self.model.weights, values, strict=True))):
             logits = ops.cast(self.model(images, **self._options), "float32")
@@ -91,12 +94,6 @@ class FrozenTeacher:
             return theirs.normalize(images) if rescale and not theirs.apply else images
 
         return convert
-
-    def _resized(self, images):
-        size = tuple(self.input_shape[1:3]) if self.input_shape else (None, None)
-        if None in size or tuple(images.shape[1:3]) == size:
-            return images
-        return ops.image.resize(ops.cast(images, "float32"), size, "bilinear", data_format="channels_last")
 
 
 def _input_shape(model):

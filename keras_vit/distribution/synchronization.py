@@ -18,10 +18,7 @@ def synchronize(model: keras.Model) -> keras.Model:
     of all processes, and each process draws other random masks. Call it in all processes after `compile`, and again
     after weights are loaded. All processes must train the same number of steps on the same number of images. Give
     `keras_vit.distribution.ReduceMetrics()` to `fit`. `keras.layers.BatchNormalization` has the statistics of one
-    process's images.
-
-    On TensorFlow, it checks that the replicas of a `tf.distribute` strategy can share the optimizer. On JAX, Keras does
-    all of this.
+    process's images. On TensorFlow, it checks that the replicas of a strategy can share the optimizer.
 
     Args:
         model: A built and compiled `keras.Model`, which is returned.
@@ -114,8 +111,7 @@ def check_synchronized(model):
 def spread_seeds(model):
     """Makes PyTorch processes draw different random numbers, from seeds that follow from the states of process 0.
 
-    Process 0 draws the same numbers as a run in one process. Call it in all processes after they have set the same
-    seeds or restored the same random states.
+    Process 0 draws the same numbers as a run in one process. All processes must call it, with the same random states.
     """
     if not torch_group():
         return

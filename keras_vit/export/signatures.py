@@ -94,14 +94,11 @@ class Server:
 
     def signatures(self, attention=False):
         """Returns {name: concrete function}; `attention` adds the signature with attention rollout."""
-        specs = {
-            "serving_default": (self._serve_images, tf.TensorSpec((None, *self._shape), "float32", "images")),
-            "serving_uint8": (self._serve_uint8, tf.TensorSpec((None, *self._shape), "uint8", "images")),
-        }
-        if self._shape[-1] in (1, 3):
-            specs["serving_bytes"] = (self._serve_bytes, tf.TensorSpec((None,), "string", "image_bytes"))
-        if attention:
-            specs["serving_attention"] = (self._serve_attention, tf.TensorSpec((None,), "string", "image_bytes"))
+        images = [tf.TensorSpec((None, *self._shape), kind, "images") for kind in ("float32", "uint8")]
+        files = tf.TensorSpec((None,), "string", "image_bytes")
+        specs = {"serving_default": (self._serve_images, images[0]), "serving_uint8": (self._serve_uint8, images[1])}
+        specs |= {"serving_bytes": (self._serve_bytes, files)} if self._shape[-1] in (1, 3) else {}
+        specs |= {"serving_attention": (self._serve_attention, files)} if attention else {}
         return {
             name: tf.function(function, input_signature=[spec], autograph=False).get_concrete_function()
             for name, (function, spec) in specs.items()

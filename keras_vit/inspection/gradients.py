@@ -80,7 +80,10 @@ def _rollout(taps, inputs, classes):
             return ops.sum(ops.cast(y, "float32") * weight)
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
-        of_scores = _score_gradient(block.attention, block.norm_1(tokens), change)
+        # The output projection takes the concatenated heads A V, whose gradient gives the gradient of the weights A.
+        value = to_numpy(block.attention.project(block.norm_1(tokens))[2])
+        of_heads = np.matmul(to_numpy(change), to_numpy(block.attention.out.kernel).T).reshape(value.shape)
+        of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
         positive = np.maximum(to_numpy(attention_weights(block, tokens, options)) * of_scores, 0).mean(axis=1)
         row = row + np.einsum("bq,bqk->bk", row, positive)
         later = block
@@ -98,14 +101,6 @@ def class_weights(outputs, classes):
     if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= num_classes:
         raise ValueError(f"Expected `classes` to be integers of 0..{num_classes - 1}. Received: {classes.tolist()}")
     return ops.convert_to_tensor(np.eye(num_classes, dtype="float32")[classes])
-
-
-def _score_gradient(attention, tokens, gradient):
-    """Converts the gradient of an attention layer's output to the gradient of its attention weights, in NumPy."""
-    value = to_numpy(attention.project(tokens)[2])
-    # The output projection takes the concatenated heads A V.
-    of_heads = np.matmul(to_numpy(gradient), to_numpy(attention.out.kernel).T).reshape(value.shape)
-    return np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
 
 
 def gradients(function, *values) -> list:

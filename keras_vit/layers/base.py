@@ -114,23 +114,22 @@ class CompositeLayer(Layer):
                 layer.trainable = layer.gamma.trainable
 
     def get_config(self):
-        changes = self._collect_changes() if self.built else self._changes
-        return {**super().get_config(), **({"changes": changes} if changes else {})}
-
-    def _collect_changes(self):
+        config = super().get_config()
+        if not self.built:
+            return {**config, **({"changes": self._changes} if self._changes else {})}
         changes = {"lora": {}, "quantized": {}}
         for path, layer in self._dense_layers_by_path().items():
             if layer.lora_enabled:
                 changes["lora"][path] = {"rank": layer.lora_rank, "alpha": layer.lora_alpha}
             if layer.quantization_mode is not None:
-                config = keras.saving.serialize_keras_object(getattr(layer, "quantization_config", None))
-                changes["quantized"][path] = {"mode": layer.quantization_mode, "config": config}
+                quantization = keras.saving.serialize_keras_object(getattr(layer, "quantization_config", None))
+                changes["quantized"][path] = {"mode": layer.quantization_mode, "config": quantization}
         changes = {kind: found for kind, found in changes.items() if found}
         weights = self._trained()
         # If all weights agree, the `trainable` of the layer is enough.
         if any(weight.trainable != self.trainable for weight in weights):
             changes["frozen"] = [self._below(weight.path) for weight in weights if not weight.trainable]
-        return changes
+        return {**config, **({"changes": changes} if changes else {})}
 
     def _trained(self):
         """Returns the weights without the statistics of batch normalization, which are never trained."""

@@ -42,18 +42,16 @@ class PatchDropout(Layer):
         else:
             num_kept = ops.cast(ops.cast(num_patches, "float32") * (1 - self.rate) + 1e-3, "int32")
             num_kept = ops.maximum(1, num_kept)
-        kept = ops.sort(ops.argsort(self._noise(tokens, (batch, num_patches)), axis=1)[:, :num_kept], axis=1)
+        if keras.backend.backend() == "torch" and self.seed is None:
+            # PyTorch cannot compile Keras' generator.
+            import torch  # noqa: TID251
+
+            noise = torch.rand((batch, num_patches), device=tokens.device)
+        else:
+            noise = keras.random.uniform((batch, num_patches), seed=self.seed_generator)
+        kept = ops.sort(ops.argsort(noise, axis=1)[:, :num_kept], axis=1)
         patches = ops.take_along_axis(tokens[:, self.num_prefix_tokens :], kept[:, :, None], axis=1)
         return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
-
-    def _noise(self, tokens, shape):
-        """Returns uniform random numbers; without a seed, PyTorch's generator draws them on PyTorch."""
-        if keras.backend.backend() != "torch" or self.seed is not None:
-            return keras.random.uniform(shape, seed=self.seed_generator)
-        # PyTorch cannot compile Keras' generator.
-        import torch  # noqa: TID251
-
-        return torch.rand(shape, device=tokens.device)
 
     def cost_steps(self, tokens_shape, **call_arguments):
         # At inference the output is the input.

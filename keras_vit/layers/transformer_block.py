@@ -182,8 +182,13 @@ class TransformerBlock(CompositeLayer):
             x, tokens = x[:, :num_outputs], tokens[:, :num_outputs]
         tokens = self.add_attention(tokens, x, training)
         if merges:
-            keys = more.pop()
-            tokens, sizes = self._merge(tokens, sizes, keys)
+            length, keys = ops.shape(tokens)[1], more.pop()
+            count = num_merged(length, self.token_merging, self.num_prefix_tokens)
+            if isinstance(count, int) and not count:
+                sizes = ops.ones(ops.shape(tokens)[:2]) if sizes is None else ops.cast(sizes, "float32")
+            else:
+                places = match(keys, count, self.num_prefix_tokens)
+                tokens, sizes = merge(tokens, sizes, places, length - count)
             more = [sizes, *more]
         tokens = self.add_mlp(tokens, training)
         return (tokens, *more) if more else tokens
@@ -203,13 +208,6 @@ class TransformerBlock(CompositeLayer):
         if layer_scale is not None:
             x = self.run(layer_scale, x)
         return self.run(drop_path, x, training=training) if drop_path.rate else x
-
-    def _merge(self, tokens, sizes, keys):
-        length = ops.shape(tokens)[1]
-        count = num_merged(length, self.token_merging, self.num_prefix_tokens)
-        if isinstance(count, int) and not count:
-            return tokens, ops.ones(ops.shape(tokens)[:2]) if sizes is None else ops.cast(sizes, "float32")
-        return merge(tokens, sizes, match(keys, count, self.num_prefix_tokens), length - count)
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None, num_outputs=None):
         batch, length, hidden_dim = tokens_shape

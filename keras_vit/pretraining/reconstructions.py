@@ -40,14 +40,7 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
 class TensorBoardReconstructions(TensorBoardPictures):
     """Writes original, masked and predicted images to TensorBoard during training, always with the same masks.
 
-    Args:
-        log_dir: The log folder, preferably another folder than for `keras.callbacks.TensorBoard`.
-        images: A few images, preprocessed as for training.
-        every: Int, the number of epochs between pictures. The last epoch is always written.
-
-    Raises:
-        ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
-        ValueError: If `every` is not a positive integer.
+    `log_dir`, `images` and `every` are as in `keras_vit.inspection.TensorBoardAttention`; the same errors are raised.
     """
 
     name = "reconstructions"

@@ -101,16 +101,14 @@ def pseudo_labels(
 ) -> PseudoLabels:
     """Labels images with a teacher, and chooses the images with confident labels, as in Noisy Student.
 
-    The teacher predicts in inference mode, without dropout or stochastic depth; give it clean images, without
-    augmentation. No seed or batch size changes the choice: an image's confidence is its largest probability, rounded to
-    four decimals, and its class the first with that probability.
+    The teacher predicts in inference mode; give it images without augmentation. No seed or batch size changes the
+    choice: an image's confidence is its largest probability, rounded to four decimals, and its class the first with it.
 
     Args:
         teacher: A `keras.Model` from images to logits or probabilities, (batch, num_classes).
-        images: Images as the teacher takes them: an array, or batches: a `tf.data.Dataset`, as of `keras_vit.data` with
-            `labels="none"` and `training=False`, a `keras.utils.PyDataset` or another finite iterable. If a batch is a
-            tuple, its first element contains the images. Batches must come in the same order each time, so that
-            positions mean the same images.
+        images: Images as the teacher takes them: an array, or batches, which must come in the same order each time: a
+            `tf.data.Dataset`, as of `keras_vit.data` with `labels="none"` and `training=False`, a
+            `keras.utils.PyDataset` or another finite iterable. The first element of a batch that is a tuple is used.
         kind: "soft" (probabilities) or "hard" (the class).
         temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`. If the teacher returns
             probabilities, `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.

@@ -132,12 +132,19 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     for name, values in (("class_names", train.class_names), ("files", files)):
         facts[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
     checkpoints = out / "checkpoints"
-    _refuse_another(out, facts, CheckpointSlots(checkpoints))
+    path = out / "recipe.json"
+    if path.is_file() and CheckpointSlots(checkpoints).paths():
+        here, other = json.loads(json.dumps(facts)), json.loads(path.read_text(encoding="utf-8"))
+        # A setting that is missing in `recipe.json` is newer than that run, and is not compared.
+        different = sorted(key for key in here if here[key] != other.get(key, here[key]))
+        if listed := ", ".join(f"{key}={other[key]!r} and not {here[key]!r}" for key in different):
+            expected = "Expected `out` to be a new folder, or that of the same run"
+            raise ValueError(f"{expected}. {str(out)!r} holds one with {listed}")
     lengths_of_fit = {"epochs": length.total / length.epoch, "steps_per_epoch": length.epoch}
     preflight(trained, train, validation_data=test, **lengths_of_fit, verbose=int(verbose != 0))
     if writes:
         out.mkdir(parents=True, exist_ok=True)
-        _write(out / "recipe.json", facts)
+        _write(path, facts)
     # Only names are kept, because datasets are too large.
     broken, reading = set(), train
 
@@ -196,18 +203,6 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):
         _write(out / "results.json", results)
     return Run(model, ended.history, results)
-
-
-def _refuse_another(out, facts, checkpoints):
-    """Raises if the folder has checkpoints of a run with other settings or data."""
-    path, facts = out / "recipe.json", json.loads(json.dumps(facts))
-    if path.is_file() and checkpoints.paths():
-        other = json.loads(path.read_text(encoding="utf-8"))
-        # A setting that is missing in `recipe.json` is newer than that run, and is not compared.
-        different = sorted(key for key in facts if facts[key] != other.get(key, facts[key]))
-        if listed := ", ".join(f"{key}={other[key]!r} and not {facts[key]!r}" for key in different):
-            expected = "Expected `out` to be a new folder, or that of the same run"
-            raise ValueError(f"{expected}. {str(out)!r} holds one with {listed}")
 
 
 def _write(path, facts):

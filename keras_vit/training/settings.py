@@ -1,6 +1,7 @@
 """The settings of a training run, and how to change them."""
 
 import ast
+import contextlib
 import dataclasses
 import logging
 import math
@@ -180,7 +181,10 @@ class Recipe:
         kinds = {field.name: field.type for field in dataclasses.fields(self) if field.name not in ("name", "model")}
         fields, model = {}, dict(self.model)
         for key, value in changes.items():
-            value = _literal(value) if isinstance(value, str) else value
+            if isinstance(value, str):
+                # Other text than a Python literal stays as it was given.
+                with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                    value = ast.literal_eval(value)
             if key.startswith("model."):
                 model[key.removeprefix("model.")] = value
                 continue
@@ -195,14 +199,6 @@ class Recipe:
         if any(fields.get(key) for key in _WARMUPS):
             fields = {**dict.fromkeys(_WARMUPS, 0), **fields}
         return dataclasses.replace(self, **fields, model=model)
-
-
-def _literal(text):
-    """Parses a Python literal; returns other text unchanged."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return text
 
 
 def _checked(key, value, kind):
