@@ -129,9 +129,9 @@ def pipeline(
 
     With `pad_remainder` all batches are full, so several devices or processes can share them. Rows of weight 0 fill the
     last batch of an epoch and the places of broken images. All other rows have their sample weight times `num_batches *
-    batch_size / num_images`. Keras divides the loss of a batch by its number of rows and averages the batches, so the
-    result is exactly the mean over the images. Broken images lower the result by their share. `weighted_metrics` of
-    `model.compile` are exact; `metrics` count all rows. With `labels="none"`, for prediction, the added rows come last.
+    batch_size / num_images`, so that the loss is the mean over the images, lowered by the share of broken images.
+    `weighted_metrics` of `model.compile` are exact; `metrics` count all rows. With `labels="none"`, for prediction, the
+    added rows come last.
 
     If processes share each batch, process i of P gets the rows from `i * batch_size / P` to `(i + 1) * batch_size / P`,
     with the same order, crops and augmentation as in a single process. Mixing and the replacement of broken images use

@@ -77,8 +77,7 @@ def saved_model(
         normalization: The layer that scales images, if the model has no `normalization` layer or changes images before
             it.
         images, custom_module: As in `export.onnx`.
-        max_batch_size: Int, the largest number of images per request.
-        max_pixels: Int, the largest height x width in `serving_bytes`, checked before decoding.
+        max_batch_size, max_pixels: Ints, the most images per request, and height x width in `serving_bytes`.
         max_input_pixels: Int, the largest height x width of `images` and of `image_size` if the model takes any size.
         attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes`;
             `attention`, float32 (batch, rows, columns), as in `inspection.attention_rollout`; and `attention_corners`,

@@ -32,9 +32,8 @@ class MLP(CompositeLayer):
     (1, 197, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), equation 3; gated: [arXiv
-    2002.05202](https://arxiv.org/abs/2002.05202), section 2; inner norm: [arXiv
-    2303.11331](https://arxiv.org/abs/2303.11331), section 2. Initialized as in the official Flax
-    code: Xavier uniform kernels, biases normal with standard deviation 1e-6.
+    2002.05202](https://arxiv.org/abs/2002.05202); inner norm: [arXiv 2303.11331](https://arxiv.org/abs/2303.11331).
+    Initialized as in the official Flax code: Xavier uniform kernels, biases normal with standard deviation 1e-6.
     """
 
     def __init__(

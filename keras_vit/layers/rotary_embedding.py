@@ -16,10 +16,8 @@ class Rotary(NamedTuple):
 
     layout: str
     theta: float
-    # Positions are from -1 to 1 turns on each axis, instead of row and column numbers.
-    normalized: bool = False
-    # The first half of the frequencies belongs to the columns, not to the rows.
-    columns_first: bool = False
+    normalized: bool = False  # Positions are from -1 to 1 turns on each axis, instead of row and column numbers.
+    columns_first: bool = False  # The first half of the frequencies belongs to the columns, not to the rows.
 
 
 # DINOv3: arXiv 2508.10104, section 3. EVA-02: arXiv 2303.11331, section 2. RoPE-ViT's axial kind: arXiv 2403.13298,

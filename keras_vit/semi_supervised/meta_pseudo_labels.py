@@ -13,9 +13,8 @@ from keras_vit.prediction.classes import output_activation
 class MetaTeacher(keras.Model):
     """Trains the teacher of `MetaPseudoLabels` with Keras' own train step.
 
-    Batches are (images, (labels, drawn, feedback, growth)). The images are the labelled images, the unlabelled images
-    and the augmented unlabelled images, in this order. `labels` and `drawn` are classes; `feedback` and the `growth` of
-    `uda_weight` are scalars.
+    Batches are (images, (labels, drawn, feedback, growth)). The images are labelled, unlabelled and augmented images,
+    in this order. `labels` and `drawn` are classes; `feedback` and the `growth` of `uda_weight` are scalars.
     """
 
     def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):

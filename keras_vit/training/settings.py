@@ -42,21 +42,18 @@ class Recipe:
         variant, image_size, weights: As for that builder. If `weights` is a path, a name of a hub or the full name of a
             published checkpoint, it decides the architecture, and `variant` is not used.
         model: Other arguments of that builder.
-        train: "all", "head" (the rest is frozen) or "lora" (low-rank updates of rank `lora_rank`, and the head).
-        lora_rank: At least 1.
+        train, lora_rank: "all", "head" (the rest is frozen) or "lora" (updates of rank `lora_rank`, and the head).
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
-        crop: Crop of the training images: "pretrain", "finetune", "pad" or "eval"; see `keras_vit.data.Crop`.
-        crop_scale: The smallest share of the area that "pretrain" keeps, 0 to 1.
+        crop, crop_scale: The crop of the training images, "pretrain", "finetune", "pad" or "eval", as in
+            `keras_vit.data.Crop`, and the smallest share of the area that "pretrain" keeps, 0 to 1.
         flip: True mirrors half of the training images.
         policy: The augmentation, one of `keras_vit.data.POLICIES`.
         label_smoothing: Share of each label spread over the classes, 0 to 1; 0 with "sigmoid" or the policy "deit".
         loss: "softmax", or "sigmoid" for a binary label per class.
         batch_size: Images per batch; None for 16 to 64, by the number of training images.
-        steps, epochs: Length in batches, or in passes over the training images. Set one of them.
-        min_steps: The smallest number of batches, with `epochs` only.
+        steps, epochs, min_steps: Length in batches, or in passes over the training images and at least `min_steps`.
         optimizer: "sgd", "adamw" (DeiT's name) or "adam" (the ViT paper's name for the same optimizer).
-        learning_rate: The peak of the schedule.
-        sweep: The learning rates that the source tried; informational.
+        learning_rate, sweep: The peak of the schedule, and the peaks that the source tried.
         weight_decay: On kernels only; 0 with "sgd".
         clip: The largest global gradient norm; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
