@@ -62,6 +62,7 @@ _SCRATCH = {
     "weight_decay": 0.1,
     "warmup_epochs": 0.5,
 }
+_SMALL = {"width_factor": 0.5, "patch_size": 1, "pooling": "gap", "position_embedding": "sincos2d"}
 _FLOWERS17 = {
     "cost": "8 minutes of 2 CPU cores (TensorFlow), from ViT-B_16-224.npz",
     "expected": "test accuracy 0.9985",
@@ -211,17 +212,7 @@ _SETTINGS = {
         "expected": "test accuracy 0.9035",
         "dataset": "fashion_mnist",
         "image_size": 28,
-        "model": {
-            "in_channels": 1,
-            "patch_size": 1,
-            "width_factor": 0.5,
-            "hidden_dim": 128,
-            "num_layers": 4,
-            "num_heads": 4,
-            "mlp_dim": 256,
-            "pooling": "gap",
-            "position_embedding": "sincos2d",
-        },
+        "model": _SMALL | {"in_channels": 1, "hidden_dim": 128, "num_layers": 4, "num_heads": 4, "mlp_dim": 256},
         "crop": "eval",
         "epochs": 12,
         "learning_rate": 1.5e-3,
@@ -233,15 +224,7 @@ _SETTINGS = {
         "expected": "test accuracy 0.8334",
         "dataset": "cifar10",
         "image_size": 64,
-        "model": {
-            "stages": (1, 1),
-            "width_factor": 0.5,
-            "patch_size": 1,
-            "num_layers": 2,
-            "mlp_dim": 384,
-            "pooling": "gap",
-            "position_embedding": "sincos2d",
-        },
+        "model": _SMALL | {"stages": (1, 1), "num_layers": 2, "mlp_dim": 384},
         "crop": "pad",
         "label_smoothing": 0.1,
         "epochs": 30,
