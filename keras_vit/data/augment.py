@@ -119,8 +119,8 @@ class RandAugment:
             "official", [0, 10] for "timm".
         operations: "official" or "timm"; see `Policy`.
 
-    Call arguments: image: Float32 tensor (height, width, 3) of 0..255, first rounded down ("official") or to the next
-    integer ("timm"); the result has the same shape and range. seed: Integer tensor (2,).
+    Call arguments: image: Float32 tensor (height, width, 3) of 0..255, which is first rounded down ("official") or to
+    the nearest integer ("timm"); the result has the same shape and range. seed: Integer tensor (2,).
 
     Reference: arXiv 1909.13719. At each magnitude the operations are bit-exact with the official codes, except timm's
     warps: 99.7 % of their pixels equal Pillow's bicubic filter, the rest differ by 1 of 255.

@@ -138,9 +138,6 @@ class Distiller(TrainingWrapper):
             resized, bilinearly, if the teacher has a fixed input size.
         teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
 
-    Raises:
-        ValueError: If an argument is out of range, or the models do not match.
-
     Example:
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
     >>> student = keras_vit.ViT("Ti/16", distillation_token=True, **options)

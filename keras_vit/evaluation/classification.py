@@ -34,8 +34,8 @@ def accuracy(
 ) -> dict[str, float]:
     """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
-    Data and model classes are matched by name if both have `class_names`, else by position. If
-    outputs tie, the lower class is ranked first. Errors are as in `top_k_accuracy` and `extract_features`.
+    Data and model classes are matched by name if both have `class_names`, else by position. If outputs tie, the lower
+    class is ranked first. Errors are as in `top_k_accuracy` and `extract_features`.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.

@@ -81,13 +81,10 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
             differently, build them with `include_preprocessing=True`. If they need different image sizes or resizing,
             average their predictions.
         weights: Numbers of at least 0, one per member, such as validation accuracies; their scale does not matter. None
-            weights all members equally.
+            weights all members equally. Members or weights that do not fit each other raise a ValueError.
 
     Returns:
         The mean predictions as a float32 array or DataFrame; or a `keras.Model` that shares the members' weights.
-
-    Raises:
-        ValueError: If the members or their number of weights do not fit each other.
 
     Example:
     >>> ensemble([[[0.5, 0.5]], [[1.0, 0.0]]], weights=[3, 1]).tolist()

@@ -19,10 +19,7 @@ def torch_module(model: keras.Model):
     outputs. `train()` has no effect. To save the module, use `torch_export`.
 
     Args:
-        model: A `keras.Model` with one input, built on PyTorch.
-
-    Raises:
-        ValueError: If the backend is not PyTorch, or the model does not have one input.
+        model: A `keras.Model` with one input, built on PyTorch; else a ValueError is raised.
 
     Example:
     >>> module = keras_vit.export.torch_module(model)  # doctest: +SKIP

@@ -21,10 +21,7 @@ def attention_overlay(images, attention) -> np.ndarray:
     Args:
         images: (number, height, width, channels), in [0, 255]. Shows three channels, or one if there are fewer.
         attention: (number, rows, columns), non-negative, from `attention_rollout`. Maps are scaled to a maximum of 1
-            and resized.
-
-    Raises:
-        ValueError: If the shapes do not match.
+            and resized. Shapes that do not match raise a ValueError.
 
     Example:
     >>> attention_overlay(np.full((1, 4, 4, 3), 200), [[[1.0]]]).max()

@@ -64,23 +64,7 @@ def plot_predictions(
     images = np.asarray(ops.convert_to_numpy(images))
     labels = class_indices("labels", labels, class_names)
     probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")
-    _check_predictions(images, labels, probabilities, len(class_names))
-    names = [name if len(name) <= 18 else f"{name[:17]}…" for name in class_names]
-    columns = math.ceil(math.sqrt(len(images) * 1.5))
-    rows = math.ceil(len(images) / columns)
-    figure, panels = new_panels(len(images), columns, (1.9 * columns, 2.3 * rows))
-    for axes, image, label, p in zip(panels, images, labels, probabilities, strict=True):
-        best = int(p.argmax())
-        wrong = best != label
-        show(axes, np.clip(image, 0, 255).astype("uint8"))
-        axes.spines[:].set(color=_WRONG, linewidth=3, visible=wrong)
-        title = f"{names[best]} ({p[best]:.0%})\ntrue: {names[label]}"
-        axes.set_title(title, color=_WRONG if wrong else "black", fontsize=9)
-    return finish(figure, path)
-
-
-def _check_predictions(images, labels, probabilities, num_classes):
-    shapes, number = (images.shape, labels.shape, probabilities.shape), len(images)
+    shapes, number, num_classes = (images.shape, labels.shape, probabilities.shape), len(images), len(class_names)
     fit = shapes[1:] == ((number,), (number, num_classes))
     if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3):
         expected = "`images` of shape (number, height, width, 1 or 3), at least one, `labels` of shape (number,) and "
@@ -93,3 +77,15 @@ def _check_predictions(images, labels, probabilities, num_classes):
         received = f"numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
         expected = "`probabilities` of at least 0 that sum to 1; to logits, apply keras.ops.softmax first"
         raise ValueError(f"Expected {expected}. Received: {received}")
+    names = [name if len(name) <= 18 else f"{name[:17]}…" for name in class_names]
+    columns = math.ceil(math.sqrt(len(images) * 1.5))
+    rows = math.ceil(len(images) / columns)
+    figure, panels = new_panels(len(images), columns, (1.9 * columns, 2.3 * rows))
+    for axes, image, label, p in zip(panels, images, labels, probabilities, strict=True):
+        best = int(p.argmax())
+        wrong = best != label
+        show(axes, np.clip(image, 0, 255).astype("uint8"))
+        axes.spines[:].set(color=_WRONG, linewidth=3, visible=wrong)
+        title = f"{names[best]} ({p[best]:.0%})\ntrue: {names[label]}"
+        axes.set_title(title, color=_WRONG if wrong else "black", fontsize=9)
+    return finish(figure, path)

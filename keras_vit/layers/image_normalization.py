@@ -18,17 +18,14 @@ class ImageNormalization(keras.layers.Layer):
         preprocessing: A `keras_vit.Preprocessing`, or a dict of its fields; None for the default.
         apply: Bool. True scales raw images of 0..255 to `(x / 255 - mean) / std`, adapted to `value_range`; False
             passes images through.
-        folded: Bool. True passes raw images through because the next layer's kernel includes the scaling. See
-            `keras_vit.fold_preprocessing`.
+        folded: Bool, only with `apply`. True passes raw images through because the next layer's kernel includes the
+            scaling. See `keras_vit.fold_preprocessing`.
         class_names: The class names in the order of the outputs, or None.
         task: "single_label", "multi_label" or "regression", as in `keras_vit.ViTConfig`.
         config: A config such as a `ViTConfig`, or its `to_dict()`. It replaces `preprocessing`, `apply`, `class_names`
             and `task`. None without a model.
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
-
-    Raises:
-        ValueError: If an argument is out of range or does not fit the channels, or for `folded` without scaling.
 
     Example:
     >>> layer = keras_vit.layers.ImageNormalization(apply=True)
