@@ -1,7 +1,6 @@
 """Compares models with timm and transformers. With KERAS_VIT_PEERS=1, a missing package is a failure (`pip install
 -e ".[peers]"`, then `pip install --no-deps timm`)."""
 
-import functools
 import json
 
 import keras
@@ -27,14 +26,6 @@ def torch():
     return peer("torch")
 
 
-def small(model):
-    """Randomizes weights so that other norms or activations change the logits visibly."""
-    randomize(model)
-    for weight in model.weights:
-        weight.assign(weight * 0.3 + float(weight.path.endswith("gamma")))
-    return model
-
-
 def outputs(model):
     return [keras.ops.convert_to_numpy(y) for y in keras.tree.flatten(model(images(model)))]
 
@@ -52,53 +43,6 @@ def test_transformers_reads_both_heads_of_distilled_model(torch, tmp_path):
     theirs = run(torch, module, model)
     for ours, y in zip(outputs(model), (theirs.cls_logits, theirs.distillation_logits), strict=True):
         np.testing.assert_allclose(y.numpy(), ours, atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize("stages, patch_size", [((2, 1), 1), ((), 3)])
-def test_timm_computes_same_from_hybrid(torch, tmp_path, stages, patch_size):
-    hybrid, resnetv2 = peer("timm.models.vision_transformer_hybrid"), peer("timm.models.resnetv2")
-    sizes = {"image_size": (33, 47), "stages": stages, "patch_size": patch_size}
-    model = randomize(build(activation="gelu", resnet_epsilons="timm", **sizes), scale=0.1)
-    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
-    # timm's `_resnetv2` sets the same options.
-    options = {"stem_type": "same", "preact": False, "conv_layer": functools.partial(hybrid.StdConv2dSame, eps=1e-8)}
-    if stages:
-        backbone = resnetv2.ResNetV2(stages, num_classes=0, global_pool="", **options)
-    else:
-        backbone = resnetv2.create_resnetv2_stem(3, **options)
-    sizes = {"img_size": (33, 47), "patch_size": patch_size, "embed_dim": 12, "depth": 2, "num_heads": 3}
-    embed = functools.partial(hybrid.HybridEmbed, backbone=backbone)
-    module = hybrid.VisionTransformer(**sizes, num_classes=5, mlp_ratio=20 / 12, embed_layer=embed)
-    _load(torch, module, tmp_path / "model.safetensors")
-    np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
-
-
-def bit(**changes):
-    sizes = {"image_size": (33, 50), "stages": (2, 1), "width_factor": 0.5, "num_classes": 5}
-    model = keras_vit.BiT("R50x1", resnet_epsilons="timm", pool_padding="zeros", **{**sizes, **changes})
-    return randomize(model, scale=0.1)
-
-
-@pytest.mark.parametrize("num_classes", [5, 0])
-def test_timm_computes_same_from_bit(torch, tmp_path, num_classes):
-    resnetv2, model = peer("timm.models.resnetv2"), bit(num_classes=num_classes)
-    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
-    conv = functools.partial(resnetv2.StdConv2d, eps=1e-8)
-    module = resnetv2.ResNetV2((2, 1), num_classes=num_classes, width_factor=0.5, stem_type="fixed", conv_layer=conv)
-    _load(torch, module, tmp_path / "model.safetensors")
-    np.testing.assert_allclose(run(torch, module, model).numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
-
-
-def test_transformers_computes_same_from_bit(torch, tmp_path):
-    transformers, model = peer("transformers"), bit()
-    keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
-    module = transformers.BitForImageClassification.from_pretrained(tmp_path / "folder")
-    np.testing.assert_allclose(run(torch, module, model).logits.numpy(), outputs(model)[0], atol=1e-5, rtol=1e-5)
-    model = bit(num_classes=0)
-    keras_vit.save_weights(model, tmp_path / "features", "huggingface")
-    module = transformers.BitModel.from_pretrained(tmp_path / "features")
-    theirs = run(torch, module, model).pooler_output.numpy()[:, :, 0, 0]
-    np.testing.assert_allclose(theirs, outputs(model)[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_small_r26_s32_224", "resnetv2_50x1_bit"])
@@ -316,11 +260,6 @@ _SIZES = {**TINY, "intermediate_size": 40}
 _RATIO = {**TINY, "mlp_ratio": 2}
 _TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
 _TEXT |= {"bos_token_id": 0, "eos_token_id": 1}
-
-
-def _load(torch, module, path):
-    file = open_checkpoint(path)
-    module.load_state_dict({key: torch.from_numpy(array) for key, array in file.read(file.entries)})
 
 
 def their_output(module, output, x, **options):
