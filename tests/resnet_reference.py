@@ -37,30 +37,3 @@ def group_norm(x, gamma, beta, groups, epsilon):
     grouped = x.reshape(*x.shape[:3], groups, -1)
     mean, variance = (f((1, 2, 4), keepdims=True) for f in (grouped.mean, grouped.var))
     return ((grouped - mean) / np.sqrt(variance + epsilon)).reshape(x.shape) * gamma + beta
-
-
-def bottleneck(x, weights, strides, pre_activation):
-    """A residual unit; `weights` maps names as "conv_1/kernel" to arrays."""
-
-    def conv(name, x, stride=1):
-        kernel = weights[f"{name}/kernel"]
-        if pre_activation:
-            return convolve(x, standardize(kernel, 1e-10, "variance"), (stride, stride), "symmetric")
-        return convolve(x, standardize(kernel, 1e-5, "std"), (stride, stride), "same")
-
-    def norm(name, x):
-        return group_norm(x, weights[f"{name}/gamma"], weights[f"{name}/beta"], 32, 1e-5 if pre_activation else 1e-6)
-
-    def relu(x):
-        return np.maximum(x, 0)
-
-    if pre_activation:
-        y = relu(norm("norm_1", x))
-        shortcut = conv("conv_proj", y, strides) if "conv_proj/kernel" in weights else x
-        y = relu(norm("norm_2", conv("conv_1", y)))
-        y = relu(norm("norm_3", conv("conv_2", y, strides)))
-        return shortcut + conv("conv_3", y)
-    shortcut = norm("norm_proj", conv("conv_proj", x, strides)) if "conv_proj/kernel" in weights else x
-    y = relu(norm("norm_1", conv("conv_1", x)))
-    y = relu(norm("norm_2", conv("conv_2", y, strides)))
-    return relu(shortcut + norm("norm_3", conv("conv_3", y)))
