@@ -1,96 +1,9 @@
-import functools
-
 import pytest
 
-import keras_vit
 from keras_vit.models import catalog as names
 from keras_vit.weights.read.file import Entry
-from keras_vit.weights.tokens import weights_by_path
-from tests.models.efficientnet import test_model as efficientnet
-from tests.tiny import build
 
-# For each source: models that together have every weight of its table.
-MODELS = {
-    "official": [
-        {"representation_size": 8},
-        {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
-    ],
-    "big_vision": [{"pooling": "map", "representation_size": 8}, {}],
-    "timm": [
-        {"norm_before_blocks": True, "attention_norm": True, "mlp_norm": True},
-        {"distillation_token": True, "num_registers": 2, "layer_scale_init": 0.1, "qk_norm": True},
-        {"pooling": "map", "representation_size": 8},
-        {"pooling": "gap", "norm_after_pooling": True},
-        {"norm_before_blocks": True, "attention_norm": True, "gated_mlp": True, "mlp_norm": True},
-        {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
-    ],
-    "huggingface": [{"distillation_token": True}, {"representation_size": 12}],
-    "dinov2": [{"num_registers": 2, "layer_scale_init": 0.1}],
-    "dinov3": [{"num_registers": 2, "layer_scale_init": 0.1, "position_embedding": "none", "num_classes": 0}],
-    "siglip": [{"pooling": "map"}],
-    "clip": [{"norm_before_blocks": True, "projection_dim": 7, "num_classes": 0}],
-    "keras": [
-        {"distillation_token": True, "num_registers": 2, "layer_scale_init": 0.1, "qk_norm": True},
-        {"pooling": "map", "representation_size": 8},
-        {"pooling": "gap", "norm_after_pooling": True},
-        {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32},
-    ],
-}
-
-
-# Sources of EfficientNet and BiT, with the prefix of their keys.
-EFFICIENTNET = {"timm_efficientnet": "", "efficientnet": "efficientnet-b0/", "keras_applications": ""}
-BIT = {"bit": "resnet/", "timm_bit": "", "huggingface_bit": "bit."}
 STAGES = "patch_embed.backbone.stages"
-SOURCES = [*MODELS, *BIT, *EFFICIENTNET]
-
-
-@functools.cache
-def weights(name):
-    """Returns the paths of the weights of each model that a source is tried with."""
-    models = [build(**arguments) for arguments in MODELS.get(name, [])]
-    if name in BIT:
-        models.append(keras_vit.BiT("R50x1", stages=(1, 2), width_factor=0.5, image_size=32, num_classes=3))
-    if name in EFFICIENTNET or name == "keras":
-        models.append(efficientnet.build())
-    return [set(weights_by_path(model)) for model in models]
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_each_weight_has_its_own_key(name):
-    source = names.sources()[name]
-    for found in weights(name):
-        keys = {weight: source.find(weight).keys for weight in found}
-        if name not in ("timm", "siglip"):
-            # timm and SigLIP store several weights of the attention pooling in one array.
-            assert len({key for own in keys.values() for key in own}) == sum(len(own) for own in keys.values())
-        for weight, own in keys.items():
-            assert {source.find_layer_name(key) for key in own} == {weight.split("/")[0]}
-            if name not in ("timm", "siglip") or not weight.startswith("pooling/attention/"):
-                assert {source.find_weight_path(key) for key in own} == {weight}
-
-
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "keras"])
-def test_each_row_has_a_weight(name):
-    found = set().union(*weights(name))
-    source = names.sources()[name]
-    for row in source.names:
-        paths = {row.format(block=0, stage=stage, unit=1) for stage in (1, 2)} if "{" in row else {row}
-        assert paths & found, row
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_source_is_recognised_by_its_keys(name):
-    source = names.sources()[name]
-    prefix = {"big_vision": "params/", **BIT, **EFFICIENTNET}.get(name, "")
-    for found in weights(name):
-        keys = {prefix + key for weight in found for key in source.find(weight).keys}
-        if name == "keras_applications":
-            keys = {key.replace("_1_", "a_").replace("_2_", "b_") for key in keys}
-        recognised = names.recognise(dict.fromkeys(keys, Entry((1,), None)), "npz", {})
-        assert recognised is source if name != "keras" else recognised.name == name
-    if name == "keras":
-        assert recognised.family == "efficientnet" and names.recognise(["block_00/norm_1/0"], "h5", {}).family == "vit"
 
 
 @pytest.mark.parametrize(

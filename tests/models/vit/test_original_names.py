@@ -57,12 +57,6 @@ def test_ijepa_training_file_gives_target_encoder(tmp_path):
     assert read(path)[0].source is not names.sources()["mae"] and features(model, "original_ijepa") < 1e-4
 
 
-@pytest.mark.parametrize("wrapper", ["model", "module"])
-def test_eva02_is_read_from_each_wrapper(tmp_path, wrapper):
-    path = wrapped(tmp_path, **{wrapper: arrays("original_eva02_split")})
-    assert features(keras_vit.from_pretrained(path), "original_eva02_split") < 1e-4
-
-
 def test_eva02_without_rotary_tables_needs_settings(tmp_path):
     state = arrays("original_eva02_packed")
     twice = {key: array[::-1].copy() if key.endswith("freqs_cos") else array for key, array in state.items()}
