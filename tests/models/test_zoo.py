@@ -90,16 +90,7 @@ def check_row(row):
     assert callable(getattr(keras_vit, row.architecture))
     assert row.name == f"{row.architecture}.{row.tag}"
     assert zoo.find(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
-    backbones = {"mae": 224, "dino": 224, "lvd142m": 518, "lvd142m_reg4": 518, "openai": 224, "openai_336": 336}
-    if row.tag in backbones:
-        assert (row.num_classes, row.resolution, row.accuracy) == (0, backbones[row.tag], None)
-    else:
-        pattern = r"(augreg_|sam_|mae_)?(imagenet21k_imagenet2012|imagenet21k|imagenet2012)(?:_(\d+))?"
-        tag = re.fullmatch(pattern, row.tag)
-        assert row.num_classes == (21843 if tag[2] == "imagenet21k" else 1000)
-        assert row.source == "bit" or row.resolution == int(tag[3] or 224)
     assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
-    assert row.license == {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}.get(row.source, "Apache-2.0")
     assert re.fullmatch(r"[\w.+-]+\.(npz|pth|pt)", row.filename)
     assert row.filename.endswith(row.url.replace("%2B", "+").rpartition("/")[2])
     assert re.fullmatch(r"https://[\w.%/-]+", row.url)
@@ -110,15 +101,6 @@ def check_row(row):
         assert re.fullmatch("[0-9a-f]{8}", row.sha256_prefix)
         assert row.url.endswith(f"{row.resolution}-{row.sha256_prefix}.pth")
         assert row.architecture.endswith("Distilled") == ("distilled" in row.url)
-    constants = row.preprocessing
-    if row.source == "openai_clip":
-        assert (constants.interpolation, constants.resize_mode) == ("bicubic", "crop")
-    elif row.source in ("deit", "mae", "dino", "dinov2_original"):
-        assert (constants.mean, constants.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-        assert (constants.interpolation, constants.crop_fraction) == ("bicubic", 0.875)
-    else:
-        assert constants.mean == constants.std == (0.5,)
-        assert (constants.interpolation, constants.crop_fraction) == ("bilinear", 1.0)
     if "/augreg/" in row.url:
         model = row.url.rpartition("/")[2].partition("-")[0]
         stem, size, patch = re.fullmatch(r"(?:(R\d*)_)?(\w+)_(\d+)", model).groups()
@@ -144,25 +126,19 @@ def test_rows_are_unique_and_consistent():
     "name, url",
     [
         ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
-        ("ViTB16.imagenet2012", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz"),
         ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
         ("R50ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/R50%2BViT-B_16.npz"),
         ("ViTL32.sam_imagenet2012", f"{GOOGLE}/vit_models/sam/ViT-L_32.npz"),
-        ("ViTL16.augreg_imagenet21k", f"{AUGREG}/L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0.npz"),
         (
             "R26ViTS32.augreg_imagenet2012_384",
             f"{AUGREG}/R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
             "--imagenet2012-steps_20k-lr_0.01-res_384.npz",
         ),
-        ("BiTR50x1.imagenet21k", f"{GOOGLE}/bit_models/BiT-M-R50x1.npz"),
-        ("BiTR152x4.imagenet2012", f"{GOOGLE}/bit_models/BiT-S-R152x4.npz"),
         ("BiTR101x3.imagenet21k_imagenet2012", f"{GOOGLE}/bit_models/BiT-M-R101x3-ILSVRC2012.npz"),
-        ("DeiTB16.imagenet2012", f"{META}/deit/deit_base_patch16_224-b5f2ef4d.pth"),
         ("DeiTTi16Distilled.imagenet2012", f"{META}/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth"),
         ("ViTH14.mae", f"{META}/mae/pretrain/mae_pretrain_vit_huge.pth"),
         ("ViTB16.mae_imagenet2012", f"{META}/mae/finetune/mae_finetuned_vit_base.pth"),
         ("ViTS8.dino", f"{META}/dino/dino_deitsmall8_pretrain/dino_deitsmall8_pretrain.pth"),
-        ("DINOv2S14.lvd142m", f"{META}/dinov2/dinov2_vits14/dinov2_vits14_pretrain.pth"),
         ("DINOv2G14.lvd142m_reg4", f"{META}/dinov2/dinov2_vitg14/dinov2_vitg14_reg4_pretrain.pth"),
     ],
 )
@@ -263,13 +239,11 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name, monkey
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda body: b"<?xml version='1.0'?><Error/>", "it is a web page"),
         (lambda body: b"PK\x03\x04" + bytes(500), "truncated or damaged"),
-        (lambda body: b"", "it is empty"),
         (lambda body: archive(num_classes=5), "Expected the file of ViTTi16.augreg_imagenet2012. Received: "),
         (lambda body: flipped(body, len(body) // 2, 0), "truncated or damaged"),
     ],
-    ids=["web page", "damaged archive", "empty", "other classes", "flipped bit"],
+    ids=["damaged archive", "other classes", "flipped bit"],
 )
 def test_wrong_download_never_gets_name_of_checkpoint(server, home, change, message):
     server.body = change(server.body)
@@ -326,15 +300,7 @@ def test_read_only_cache_is_read(home, offline):
     assert zoo.fetch(TI16) == str(path)
 
 
-@pytest.mark.parametrize(
-    "name, parameters",
-    [
-        ("ViTB16.imagenet2012", 86.568e6),
-        ("DeiTTi16.imagenet2012", 5.717e6),
-        ("DINOv2S14.lvd142m", 22.056e6),
-        ("DINOv2G14.lvd142m", 1136.48e6),
-    ],
-)
+@pytest.mark.parametrize("name, parameters", [("DeiTTi16.imagenet2012", 5.717e6), ("DINOv2S14.lvd142m", 22.056e6)])
 def test_parameters_of_published_file_are_counted(name, parameters):
     assert zoo._parameters(zoo.find(name)) == pytest.approx(parameters, rel=1e-3)
 
