@@ -72,27 +72,3 @@ def test_parts_of_one_array_keep_their_order(count, h, d):
         assert part.fits((whole.shape,), value.shape, (h, d))
         assert math.prod(part.model_shape((whole.shape,))) == value.size
         np.testing.assert_array_equal(part.to_model((whole,), value.shape), value)
-
-
-def test_pytorch_layouts_compute_the_same():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4,))
-    weight = rng.normal(size=(3, 4))
-    np.testing.assert_allclose(x @ codecs.Transposed().to_model((weight,), (4, 3)), weight @ x)
-    image, kernel = rng.normal(size=(2, 5, 6)), rng.normal(size=(7, 2, 5, 6))
-    ours = codecs.TORCH_CONV.to_model((kernel,), (5, 6, 2, 7))
-    expected = np.einsum("chw,dchw->d", image, kernel)
-    np.testing.assert_allclose(np.einsum("hwc,hwcd->d", image.transpose(1, 2, 0), ours), expected)
-
-
-def test_bias_of_keys_is_zero():
-    query, value = np.arange(1.0, 5), np.arange(5.0, 9)
-    codec = codecs.QueryValue()
-    whole = codec.to_model((query, value), (12,))
-    np.testing.assert_array_equal(whole, [*query, 0, 0, 0, 0, *value])
-    assert codec.model_shape(((4,), (4,))) == (12,) and codec.fits(((4,), (4,)), (12,), None)
-    np.testing.assert_array_equal(codec.to_file(whole, None), [query, value])
-    bias, mask = np.ones(6, "float32"), np.array([1, 1, 0, 0, 1, 1], "float32")
-    np.testing.assert_array_equal(codecs.Masked().to_model((bias, mask), (6,)), mask)
-    with pytest.raises(ValueError, match="bias_mask of 0 for the keys"):
-        codecs.Masked().to_model((bias, np.ones(6, "float32")), (6,))
