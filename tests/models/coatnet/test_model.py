@@ -57,7 +57,13 @@ def build(variant="0", **changes):
     return keras_vit.CoAtNet(variant, **changes)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# One variant of each kind runs in normal tests.
+QUICK = ("0", "coatnet_pico_rw", "coatnet_bn_0_rw", "coatnet_rmlp_nano_rw", "coatnet_nano_cc", "test_coatnet")
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in VARIANTS]
+)
 def test_coatnet_parameters_and_multiply_adds(variant):
     with keras.StatelessScope(initialize_variables=False):
         model = keras_vit.CoAtNet(variant)
