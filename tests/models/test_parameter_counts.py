@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -13,6 +14,11 @@ for short, name in {"Ti16": "tiny", "S16": "small", "B16": "base"}.items():
     TIMM |= {f"DeiT{short}": f"deit_{name}_patch16_224", f"DeiT{short}Distilled": f"deit_{name}_distilled_patch16_224"}
 TIMM |= {"DeiT3S16": "deit3_small_patch16_224", "DeiT3B16": "deit3_base_patch16_224"}
 TIMM |= {"DeiT3H14": "deit3_huge_patch14_224"}
+for name in ("tiny16", "small16", "small32", "base8", "base16", "base32", "large16", "large32", "huge14", "giant14"):
+    size, patch = re.fullmatch(r"([a-z]+)(\d+)", name).groups()
+    short = {"tiny": "Ti", "giant": "g"}.get(size, size[0].upper())
+    TIMM[f"ViT{short}{patch}"] = f"vit_{size}_patch{patch}_224"
+TIMM["ViTG14"] = "vit_gigantic_patch14_224"
 COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
 PARAMETERS = {
     **{name: COUNTS[timm] for name, timm in TIMM.items()},

@@ -15,26 +15,17 @@ from keras_vit.models.vit.variants import (
 from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
-# Our name: timm's name and the number of parameters.
-VARIANTS = {
-    "ViTTi16": ("vit_tiny_patch16_224", 5_717_416),
-    "ViTS16": ("vit_small_patch16_224", 22_050_664),
-    "ViTS32": ("vit_small_patch32_224", 22_878_952),
-    "ViTB8": ("vit_base_patch8_224", 86_576_872),
-    "ViTB16": ("vit_base_patch16_224", 86_567_656),
-    "ViTB32": ("vit_base_patch32_224", 88_224_232),
-    "ViTL16": ("vit_large_patch16_224", 304_326_632),
-    "ViTL32": ("vit_large_patch32_224", 306_535_400),
-    "ViTH14": ("vit_huge_patch14_224", 632_045_800),
-    "ViTg14": ("vit_giant_patch14_224", 1_012_611_432),
-    "ViTG14": ("vit_gigantic_patch14_224", 1_844_440_680),
+SPELLINGS = {
+    "ViTTi16": "vit_tiny_patch16_224",
+    "ViTB8": "vit_base_patch8_224",
+    "ViTH14": "vit_huge_patch14_224",
+    "ViTg14": "vit_giant_patch14_224",
 }
 TIMM_COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "ViTG14"])
-def test_other_spelling_of_a_variant_is_recognised(name):
-    timm = VARIANTS[name][0]
+@pytest.mark.parametrize("name, timm", SPELLINGS.items())
+def test_other_spelling_of_a_variant_is_recognised(name, timm):
     for spelled in (name, name.lower(), timm, timm.replace("_", "-")):
         with pytest.raises(ValueError, match="`variant`. Expected a size of .*, as in .B/16.*Did you mean") as error:
             decode_variant(spelled)
@@ -45,12 +36,6 @@ def test_other_spelling_of_a_variant_is_recognised(name):
 @pytest.mark.parametrize("variant", [16, None, "resnet"])
 def test_value_unlike_any_variant_gets_no_suggestion(variant):
     refuses(f"Received: {variant!r}$", keras_vit.ViT, variant)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_parameter_count_is_that_of_timm(name, count_params):
-    timm, expected = VARIANTS[name]
-    assert count_params(getattr(keras_vit, name)) == expected == TIMM_COUNTS[timm]
 
 
 # All are counted with a classifier of 1,000 classes and without a projection.
@@ -106,9 +91,6 @@ def test_decode_variant_returns_size_and_patch_size():
     assert decode_variant("g-opt/16") == (SIZES["g-opt"], 16, None)
     assert decode_variant("H+/16") == ((1280, 32, 5120, 20, True), 16, None)
     assert SIZES["g"][:4] == (1408, 40, 6144, 16) and SIZES["G"][:4] == (1664, 48, 8192, 16)
-    assert (
-        keras_vit.ViTConfig.from_variant("S+/16").gated_mlp and not keras_vit.ViTConfig.from_variant("S/16").gated_mlp
-    )
 
 
 def test_size_is_found_by_its_dimensions():
