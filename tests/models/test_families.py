@@ -10,17 +10,9 @@ from keras_vit.training.optimizers import LayerDecay, layer_depths, layer_multip
 from keras_vit.training.trainable import enable_lora, freeze, merge_lora
 from tests.contract import check_model, randomize
 from tests.models.small import answers, images
+from tests.tiny import TINY
 
-SMALL = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_dim": 24,
-    "num_layers": 2,
-    "num_heads": 3,
-    "mlp_dim": 20,
-    "num_classes": 5,
-    "head_init": "glorot_uniform",
-}
+SMALL = {**TINY, "hidden_dim": 24}
 FAMILIES = {
     "clip": (keras_vit.CLIPB16, {"projection_dim": 6}),
     "dinov2_gated": (keras_vit.DINOv2G14, {"pooling": "token_gap", "num_registers": 4}),
