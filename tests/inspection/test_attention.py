@@ -22,12 +22,6 @@ def test_attention_maps_of_chosen_blocks_and_batches():
     np.testing.assert_array_equal(attention_maps(model, images, blocks=np.array([0]))[0], first)
 
 
-def test_attention_maps_of_published_vit_b16(real):
-    model, images, expected = real
-    (actual,) = attention_maps(model, images, blocks=11)
-    np.testing.assert_allclose(actual, expected["last_block_attention"], rtol=1e-3, atol=1e-7)
-
-
 def test_attention_maps_refuse_invalid_blocks_or_images():
     model, images = reference.build()
     refuses(r"below 2, the model's depth. Received: 2", attention_maps, model, images, blocks=2)
@@ -85,8 +79,10 @@ def test_distance_of_hybrid_is_in_image_pixels():
 
 
 @pytest.mark.long
-def test_distance_and_rollout_of_published_vit_b16(real):
+def test_maps_distance_and_rollout_of_published_vit_b16(real):
     model, images, expected = real
+    (maps,) = attention_maps(model, images, blocks=11)
+    np.testing.assert_allclose(maps, expected["last_block_attention"], rtol=1e-3, atol=1e-7)
     np.testing.assert_allclose(attention_rollout(model, images)[0], expected["rollout_mean"], rtol=1e-3)
     np.testing.assert_allclose(attention_distance(model, images), expected["attention_distance_pixels"], rtol=1e-3)
 

@@ -33,9 +33,8 @@ def test_patch_layout(changes, size, layout):
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_pictures_of_inputs_are_unscaled_images(raw):
-    model, _ = reference.build(
-        include_preprocessing=raw, preprocessing={"mean": (0.1, 0.4, 0.5), "std": (0.2, 0.3, 0.6)}
-    )
+    constants = {"mean": (0.1, 0.4, 0.5), "std": (0.2, 0.3, 0.6)}
+    model, _ = reference.build(include_preprocessing=raw, preprocessing=constants)
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 12, 3)).astype("uint8")
     nested = keras.Sequential([keras.Input((8, 12, 3)), keras.layers.RandomFlip(seed=0), model])
     pictures = raw_pictures(nested, keras_vit.preprocess_input(images, model))

@@ -19,39 +19,30 @@ def layer_norm(x, gamma, beta, epsilon):
 
 
 def reference(layer, x):
-    """Attention from its definition, image by image, head by head, query by query, in float64."""
+    """Attention from its definition, in float64: the outputs and the weights."""
     weights = {w.path.split("/", 1)[-1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
-    heads = layer.num_heads
     width = weights["qkv/kernel"].shape[1] // 3
-    size = width // heads
-    outputs, scores = [], []
-    for tokens in x.astype("float64"):
-        bias = weights.get("qkv/bias", np.zeros(3 * width)).copy()
-        if not layer.key_bias:
-            bias[width : 2 * width] = 0
-        projected = tokens @ weights["qkv/kernel"] + bias
-        joined, image_scores = np.zeros((len(tokens), width)), np.zeros((heads, len(tokens), len(tokens)))
-        for h in range(heads):
-            q, k, v = (projected[:, i * width + h * size : i * width + (h + 1) * size] for i in range(3))
-            if layer.qk_norm:
-                q = layer_norm(q, weights["query_norm/gamma"], weights["query_norm/beta"], layer.layer_norm_epsilon)
-                k = layer_norm(k, weights["key_norm/gamma"], weights["key_norm/beta"], layer.layer_norm_epsilon)
-            for i in range(len(tokens)):
-                products = np.array([q[i] @ (k[j] + offset(layer, weights, i - j)) for j in range(len(tokens))])
-                image_scores[h, i] = softmax(products / np.sqrt(size))
-                joined[i, h * size : (h + 1) * size] = image_scores[h, i] @ v
-        if layer.output_norm:
-            joined = layer_norm(joined, weights["norm/gamma"], weights["norm/beta"], layer.layer_norm_epsilon)
-        outputs.append(joined @ weights["out/kernel"] + weights["out/bias"])
-        scores.append(image_scores)
-    return np.array(outputs), np.array(scores)
 
+    def normed(x, name):
+        return layer_norm(x, weights[f"{name}/gamma"], weights[f"{name}/beta"], layer.layer_norm_epsilon)
 
-def offset(layer, weights, distance):
-    if layer.max_relative_distance is None:
-        return 0
-    limit = layer.max_relative_distance
-    return weights["relative_embeddings"][max(-limit, min(limit, distance)) + limit]
+    def heads(i):
+        part = slice(i * width, (i + 1) * width)
+        bias = 0 if i == 1 and not layer.key_bias else weights.get("qkv/bias", np.zeros(3 * width))[part]
+        projected = x.astype("float64") @ weights["qkv/kernel"][:, part] + bias
+        return projected.reshape(*x.shape[:2], layer.num_heads, -1).transpose(0, 2, 1, 3)
+
+    query, key, value = map(heads, range(3))
+    if layer.qk_norm:
+        query, key = normed(query, "query_norm"), normed(key, "key_norm")
+    products = query @ key.swapaxes(2, 3)
+    if (limit := layer.max_relative_distance) is not None:
+        steps = np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1])).clip(-limit, limit)
+        products += np.einsum("bhqc,qkc->bhqk", query, weights["relative_embeddings"][steps + limit])
+    scores = softmax(products / np.sqrt(query.shape[-1]))
+    joined = (scores @ value).transpose(0, 2, 1, 3).reshape(*x.shape[:2], width)
+    joined = normed(joined, "norm") if layer.output_norm else joined
+    return joined @ weights["out/kernel"] + weights["out/bias"], scores
 
 
 def build(x, **arguments):

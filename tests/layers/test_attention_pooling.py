@@ -10,24 +10,23 @@ from tests.contract import randomize
 def reference(layer, x):
     """The probe's attention and the residual MLP from their definition, in float64, and the attention weights."""
     weights = {w.path.split("/", 1)[-1]: ops.convert_to_numpy(w).astype("float64") for w in layer.weights}
-    part = {name: (weights[f"attention/{name}/kernel"], weights[f"attention/{name}/bias"]) for name in
-            ("query", "key", "value", "attention_output")}  # fmt: skip
-    outputs, scores = [], []
-    for tokens in x.astype("float64"):
-        y, image_scores = part["attention_output"][1], []
-        for h in range(layer.num_heads):
-            q = weights["probe"][0, 0] @ part["query"][0][:, h] + part["query"][1][h]
-            k = tokens @ part["key"][0][:, h] + part["key"][1][h]
-            v = tokens @ part["value"][0][:, h] + part["value"][1][h]
-            s = np.exp(k @ q / np.sqrt(len(q)))
-            image_scores.append(s / s.sum())
-            y = y + (image_scores[-1] @ v) @ part["attention_output"][0][h]
-        normed = (y - y.mean()) / np.sqrt(y.var() + layer.layer_norm_epsilon)
-        z = (normed * weights["norm/gamma"] + weights["norm/beta"]) @ weights["mlp/dense_1/kernel"]
-        z = np.maximum(z + weights["mlp/dense_1/bias"], 0)
-        outputs.append(y + z @ weights["mlp/dense_2/kernel"] + weights["mlp/dense_2/bias"])
-        scores.append(np.array(image_scores)[:, None])
-    return np.array(outputs), np.array(scores)
+
+    def dense(x, name, axes="btc,chd->bthd"):
+        return np.einsum(axes, x, weights[f"{name}/kernel"]) + weights[f"{name}/bias"]
+
+    query, key, value = (
+        dense(weights["probe"], "attention/query"),
+        dense(x, "attention/key"),
+        dense(x, "attention/value"),
+    )
+    scores = np.exp(np.einsum("qphd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1]))
+    scores /= scores.sum(-1, keepdims=True)
+    joined = np.einsum("bhqk,bkhd->bhd", scores, value)
+    y = dense(joined, "attention/attention_output", "bhd,hdc->bc")
+    normed = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + layer.layer_norm_epsilon)
+    normed = normed * weights["norm/gamma"] + weights["norm/beta"]
+    hidden = np.maximum(dense(normed, "mlp/dense_1", "bc,cm->bm"), 0)
+    return y + dense(hidden, "mlp/dense_2", "bm,mc->bc"), scores
 
 
 @pytest.mark.parametrize("num_heads, epsilon", [(1, 1e-6), (2, 1e-6), (3, 0.5)])

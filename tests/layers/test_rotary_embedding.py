@@ -29,9 +29,8 @@ def angle(kind, channel, head_dim, row, column, grid, own_grid):
 def test_definition(kind, own_grid, grid):
     layer = RotaryEmbedding(kind, head_dim=8, patch_size=4, grid_size=own_grid)
     found = ops.convert_to_numpy(layer(np.zeros((1, 4 * grid[0] + 1, 4 * grid[1], 3), "float32")))
-    angles = [
-        [angle(kind, c, 8, i, j, grid, own_grid) for c in range(8)] for i in range(grid[0]) for j in range(grid[1])
-    ]
+    places = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+    angles = [[angle(kind, channel, 8, *place, grid, own_grid) for channel in range(8)] for place in places]
     np.testing.assert_allclose(found, np.stack([np.cos(angles), np.sin(angles)], axis=1), atol=2e-6)
     again = RotaryEmbedding.from_config(layer.get_config())
     assert again.compute_output_shape((None, None, None, 3)) == (None, 2, 8)
