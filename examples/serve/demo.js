@@ -164,9 +164,12 @@ if (signature) {
 }
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
-  document.body.classList.add("over");
+  if (signature) document.body.classList.add("over");
 });
-document.addEventListener("dragleave", () => document.body.classList.remove("over"));
+document.addEventListener("dragleave", (event) => {
+  // Between two elements of the page, the files are still above the page.
+  if (!event.relatedTarget) document.body.classList.remove("over");
+});
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("over");

@@ -140,10 +140,15 @@ def test_dropped_files_are_answered(page):
     const transfer = new DataTransfer();
     const data = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt());
     for (const name of ["a.png", "b.png"]) transfer.items.add(new File([data], name));
-    for (const type of ["dragover", "drop"]) {
-      document.body.dispatchEvent(new DragEvent(type, { dataTransfer: transfer, bubbles: true, cancelable: true }));
-    }"""
-    page.execute_script(script, b64encode(encoded(2, "PNG")).decode())
+    const drag = (type, options = {}) => {
+      const event = { dataTransfer: transfer, bubbles: true, cancelable: true, ...options };
+      document.body.dispatchEvent(new DragEvent(type, event));
+      return getComputedStyle(document.body, "::after").content;
+    };
+    const between = { relatedTarget: document.body };
+    return [drag("dragover"), drag("dragleave", between), drag("dragleave"), drag("dragover"), drag("drop")];"""
+    shown = page.execute_script(script, b64encode(encoded(2, "PNG")).decode())
+    assert shown == ['"Drop the images here"', '"Drop the images here"', "none", '"Drop the images here"', "none"]
     assert all(note.startswith("Answered") for note in answers(page, 2)) and texts(page, "h2") == ["a.png", "b.png"]
     # The page is marked as a target only while a file is above it.
     assert find(page, "body").get_attribute("class") == ""
