@@ -143,6 +143,27 @@ function add(files) {
   files.forEach((file, i) => (queue = queue.then(() => show(articles[i], file))));
 }
 
+// Adds a button with a sample image of the server.
+async function addSample(name, i) {
+  const response = await fetch(`/samples/${i}`);
+  if (!response.ok) return;
+  const blob = await response.blob();
+  const file = new File([blob], name, { type: blob.type });
+  const button = document.createElement("button");
+  const image = document.createElement("img");
+  button.type = "button";
+  image.alt = name;
+  image.src = URL.createObjectURL(file);
+  button.append(image);
+  button.addEventListener("click", () => add([file]));
+  find("samples").append(button);
+  find("samples").hidden = false;
+}
+
+async function addSamples() {
+  for (const [i, name] of model.samples.entries()) await addSample(name, i);
+}
+
 find("name").textContent = model.name;
 find("version").textContent = model.version;
 document.title = `Try the model ${model.name}`;
@@ -158,6 +179,7 @@ if (signature) {
     // So that the same file can be chosen again.
     target.value = "";
   });
+  addSamples();
 } else {
   find("files").disabled = true;
   find("status").textContent = "This model takes no image files, since its images have neither 1 nor 3 channels.";

@@ -47,6 +47,8 @@ PAGE = {
     "/demo.css": ("demo.css", "text/css; charset=utf-8"),
     "/demo.js": ("demo.js", "text/javascript; charset=utf-8"),
 }
+# The sample images of the page.
+SAMPLES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
 # The page loads nothing but these files and the pictures that its user chose, and runs no text as code.
 HEADERS = [
     (
@@ -214,8 +216,9 @@ def _without_collection():
 class Application:
     """The REST interface and the page as a WSGI application, for at most `max_rows` images per request."""
 
-    def __init__(self, model, name, max_rows=128, max_body=LIMITS["max_body"], verbose=False):
+    def __init__(self, model, name, max_rows=128, max_body=LIMITS["max_body"], verbose=False, samples=()):
         self.model, self.name, self.max_rows, self.max_body, self.verbose = model, name, max_rows, max_body, verbose
+        self.samples = {f"/samples/{i}": Path(path) for i, path in enumerate(samples)}
         self.stopping = False
         # Parsed JSON needs about 25 times the memory of its text, so requests are parsed one at a time.
         self.parsing = threading.Lock()
@@ -229,8 +232,7 @@ class Application:
             traceback.print_exc()
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = {"error": f"The server failed: {type(error).__name__}: {error}"}
-        kind, text = ("application/json", json.dumps(body)) if isinstance(body, dict) else body
-        body = text.encode()
+        kind, body = ("application/json", json.dumps(body).encode()) if isinstance(body, dict) else body
         headers = [("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS]
         start_response(f"{status.value} {status.phrase}", headers)
         if self.verbose:
@@ -238,11 +240,11 @@ class Application:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     def respond(self, environ):
-        """Returns the status and the JSON of a response, or the (type, text) of a file of the page."""
+        """Returns the status and the JSON of a response, or the (type, bytes) of a file of the page."""
         # WSGI passes the bytes of a path as Latin-1.
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
         address = f"/v1/models/{self.name}"
-        if path not in (address, f"{address}:predict", *PAGE):
+        if path not in (address, f"{address}:predict", *PAGE, *self.samples):
             error = f"Expected the path {address}, {address}:predict or /. Received: {path}"
             return HTTPStatus.NOT_FOUND, {"error": error}
         expected = "POST" if path == f"{address}:predict" else "GET"
@@ -255,6 +257,8 @@ class Application:
             return HTTPStatus.FORBIDDEN, {"error": error}
         if path in PAGE:
             return HTTPStatus.OK, self._file(*PAGE[path])
+        if path in self.samples:
+            return HTTPStatus.OK, (SAMPLES[self.samples[path].suffix.lower()], self.samples[path].read_bytes())
         if method != "POST":
             status = {"error_code": "OK", "error_message": ""}
             version = {"version": self.model.version, "state": "AVAILABLE", "status": status}
@@ -270,11 +274,12 @@ class Application:
         return HTTPStatus.OK, call()
 
     def _file(self, name, kind):
-        """Returns the type and the text of a file of the page, which says what it needs to know of the model."""
+        """Returns the type and the bytes of a file of the page, with a description of the model."""
         model = {"name": self.name, "version": self.model.version, "max_body": self.max_body}
         model["signatures"] = sorted(self.model.signatures)
+        model["samples"] = [path.name for path in self.samples.values()]
         text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-        return kind, text.replace("{{model}}", html.escape(json.dumps(model)))
+        return kind, text.replace("{{model}}", html.escape(json.dumps(model))).encode()
 
 
 def make_server(application, host, port, connections=None, *, max_body, max_connections, threads, timeout):
@@ -351,17 +356,22 @@ def main(argv=None):
     parser.add_argument("--timeout", type=int, default=LIMITS["timeout"], help=timeout)
     timeout = "seconds after which a request that is still arriving is dropped"
     parser.add_argument("--request-timeout", type=int, default=REQUEST_TIMEOUT, help=timeout)
+    parser.add_argument("--samples", help="a folder of JPEG and PNG files; the page shows the first eight")
     args = vars(parser.parse_args(argv))
     if not 0 <= args["port"] <= 65535:
         parser.error(f"argument --port: expected 0 to 65535. Received: {args['port']}")
     for limit in (*LIMITS, "request_timeout"):
         if args[limit] < 1:
             parser.error(f"argument --{limit.replace('_', '-')}: expected 1 or more. Received: {args[limit]}")
-    folder, name = args.pop("folder"), args.pop("name")
+    folder, name, samples = args.pop("folder"), args.pop("name"), args.pop("samples")
+    if samples is not None and not Path(samples).is_dir():
+        parser.error(f"argument --samples: expected a folder. Received: {samples}")
+    samples = [path for path in sorted(Path(samples).iterdir()) if path.suffix.lower() in SAMPLES] if samples else []
     # Else large images, decoded four at a time, would take all of TensorFlow's threads.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(8 * args["threads"]))
     limits = args.pop("max_rows"), args["max_body"]
-    application = Application(Model(folder), name or Path(folder).resolve().name, *limits, verbose=True)
+    name = name or Path(folder).resolve().name
+    application = Application(Model(folder), name, *limits, verbose=True, samples=samples[:8])
     connections, request_timeout = {}, args.pop("request_timeout")
     server = make_server(application, connections=connections, **args)
     # A host name may resolve to several addresses.

@@ -204,13 +204,16 @@ def test_hostile_names_are_shown_as_text(page, photo, tmp_path):
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_plain_export_shows_outputs_and_lost_server(chromium, photo, tmp_path):
+def test_plain_export_shows_samples_and_lost_server(chromium, photo, tmp_path):
     keras.utils.set_random_seed(0)
     export.saved_model(build(), tmp_path / "plain" / "1", warm_up=())
-    with scripts.served(tmp_path / "plain") as (url, process):
+    # The photo is also the sample image.
+    with scripts.served(tmp_path / "plain", "--samples", str(photo.parent)) as (url, process):
         page = opened(chromium, url)
         assert not find(page, "#strength").is_displayed()
-        send(page, photo)
+        WebDriverWait(page, 60).until(lambda _: find(page, "#samples").is_displayed())
+        assert find(page, "#samples img").accessible_name == "photo.png"
+        find(page, "#samples button").click()
         (note,) = answers(page, 1)
         assert note.endswith("This export has no class names: these are its largest outputs.")
         values = [float(value) for value in texts(page, ".value")]

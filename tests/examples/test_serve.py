@@ -189,10 +189,30 @@ def test_page_holds_escaped_name_of_model():
     assert page.count("<script") == 1
     model = json.loads(html.unescape(re.search('data-model="([^"]*)"', page)[1]))
     signatures = ["serving_bytes", "serving_default"]
-    assert model == {"name": name, "version": "7", "max_body": 1000, "signatures": signatures}
+    assert model == {"name": name, "version": "7", "max_body": 1000, "signatures": signatures, "samples": []}
     # WSGI decodes the bytes of a path as Latin-1.
     environ["PATH_INFO"] = f"/v1/models/{name}".encode().decode("latin-1")
     assert application.respond(environ)[0] == 200
+
+
+def test_server_sends_only_named_sample_images(tmp_path):
+    (tmp_path / "cat.JPG").write_bytes(b"cat")
+    (tmp_path / "dog.png").write_bytes(b"dog")
+    serve, sent = scripts.load("serve/server.py"), []
+    application = serve.Application(None, "vit", samples=[tmp_path / "cat.JPG", tmp_path / "dog.png"])
+
+    def get(path):
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path}
+        body = b"".join(application(environ, lambda status, headers: sent.append((status, dict(headers)))))
+        status, headers = sent.pop()
+        return status, headers["Content-Type"], body
+
+    assert get("/samples/0") == ("200 OK", "image/jpeg", b"cat")
+    assert get("/samples/1") == ("200 OK", "image/png", b"dog")
+    for path in ("/samples/2", "/samples/", "/samples/../demo.js", "/samples/dog.png"):
+        assert get(path)[0] == "404 Not Found", path
+    with pytest.raises(SystemExit):
+        serve.main([str(tmp_path), "--samples", str(tmp_path / "absent")])
 
 
 def test_server_error_is_a_response_and_garbage_is_collected(capsys):
