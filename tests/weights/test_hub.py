@@ -143,11 +143,9 @@ GATED = "it is gated. Accept its conditions at .*/user/tiny, then log in with .*
     "pattern, status, code, error, what",
     [
         ("GET", 401, "GatedRepo", PermissionError, GATED),
-        ("GET", 403, "GatedRepo", PermissionError, "it is gated"),
         # The repository can be listed, but its files are gated.
         ("(GET|HEAD) /user/tiny/resolve", 403, "GatedRepo", PermissionError, "it is gated"),
         ("GET", 401, "RepoNotFound", FileNotFoundError, "there is no repository .*user/tiny. If it is private, log in"),
-        ("GET", 404, "RepoNotFound", FileNotFoundError, "there is no repository"),
         ("GET", 403, None, PermissionError, "the hub refused access .403."),
     ],
 )

@@ -91,7 +91,6 @@ def test_builder_takes_file_and_refuses_other_settings(tmp_path):
     [
         ({"architecture": "maxvit_tiny_rw_224"}, "'maxvit_tiny_rw_224' of timm is not supported, .*coatnet_0_rw_224"),
         ({"args": {"conv_kernel_size": 5}}, "conv_kernel_size=5 is not supported"),
-        ({"args": {"stem_bias": True}}, "stem_bias=True is not supported"),
         (
             {"args": {"conv_stride_mode": "wide"}},
             "conv_stride_mode='wide' is not supported.*one of '1x1', 'dw'",
