@@ -18,7 +18,6 @@ import numpy as np
 from keras_vit import data, from_pretrained, save_weights, training
 from keras_vit.distillation import Distiller
 from keras_vit.distribution import synchronize
-from keras_vit.pretraining import SimMIM
 from keras_vit.training import SAM, SGD, AdamW, LayerDecay
 from tests.distribution.children import message
 from tests.tiny import Kill, Losses, build, randomize
@@ -35,10 +34,9 @@ def optimizer(**options):
     return AdamW(1e-3, epsilon=1e-6, **options)
 
 
-def compiled(model, with_optimizer, labelled=True):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def compiled(model, with_optimizer):
     # TensorFlow would take longer to compile than to train.
-    model.compile(with_optimizer, loss if labelled else None, jit_compile=False)
+    model.compile(with_optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     return model
 
 
@@ -52,25 +50,12 @@ def sam():
     return compiled(SAM(build(num_layers=1), rho=0.02), keras.optimizers.SGD(0.03, momentum=0.9))
 
 
-def layer_decay():
-    model = build(num_layers=1)
-    return compiled(model, LayerDecay.from_model(SGD(0.01, global_clipnorm=None), model, 0.5))
-
-
 def distiller():
     student, teacher = build(num_layers=1, distillation_token=True), build(num_layers=1)
     return compiled(Distiller(student, teacher), optimizer())
 
 
-def simmim():
-    """With the same mask for each image."""
-    model = SimMIM(build(num_layers=1), mask_ratio=0.5)
-    mask = np.arange(16) % 2 == 0
-    model.draw = lambda batch_size, seed: {"mask": keras.ops.tile(mask[None], (batch_size, 1))}
-    return compiled(model, SGD(0.01, global_clipnorm=None), labelled=False)
-
-
-CASES = (averaged, layer_decay, sam, distiller, simmim)
+CASES = (averaged, sam, distiller)
 
 
 def fit(model, images=IMAGES):
@@ -161,7 +146,7 @@ def jobs(folder):
     }
 
 
-LONG = ["layer_decay", "distiller", "simmim", "run"]
+LONG = ["distiller", "run"]
 
 
 def in_a_fork(function, *arguments):

@@ -24,9 +24,7 @@ def test_two_replicas_train_like_one_device(found, case):
     one, two = found[case]
     assert len(one["losses"]) == len(set(one["losses"])) == tensorflow_cases.STEPS
     np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
-    # The gradient of SimMIM's absolute error is not continuous.
-    tolerance = 1e-2 if case == "simmim" else 1e-4
-    np.testing.assert_allclose(two["weights"], one["weights"], rtol=tolerance, atol=1e-7)
+    np.testing.assert_allclose(two["weights"], one["weights"], rtol=1e-4, atol=1e-7)
 
 
 def test_from_pretrained_loads_both_replicas(found):

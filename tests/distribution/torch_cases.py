@@ -196,14 +196,8 @@ def not_finite():
     images = IMAGES[: 2 * BATCH].copy()
     images[-1] = np.inf
     kept = Losses()
-    model.fit(
-        part(images),
-        part(LABELS[: 2 * BATCH]),
-        batch_size=4,
-        shuffle=False,
-        verbose=0,
-        callbacks=[ReduceMetrics(), kept],
-    )
+    options = {"batch_size": 4, "shuffle": False, "verbose": 0, "callbacks": [ReduceMetrics(), kept]}
+    model.fit(part(images), part(LABELS[: 2 * BATCH]), **options)
     return [bool(np.isfinite(loss)) for loss in kept.losses]
 
 
