@@ -15,62 +15,41 @@ from tests.errors import not_found, refuses
 from tests.golden import GOLDEN_FOLDER
 from tests.models.small import answers, images
 from tests.tiny import build, randomize
-from tests.weights.helpers import changed, read
+from tests.weights.helpers import changed, read, unchanged
 
-# For each file, the arguments of `from_pretrained` and those of the builder that the file does not determine.
+# For each file, the arguments of `from_pretrained` that the file does not determine.
 SIZES = {"patch_size": 8, "hidden_dim": 64, "num_layers": 3, "num_heads": 4, "mlp_dim": 128}
 EXACT = {"activation": "gelu"}
-SMALL = {"hidden_dim": 32, "num_layers": 2, "mlp_dim": 64}
 BARE = {"preprocessing": keras_vit.Preprocessing()}
 HEADS = {"num_heads": 4, **BARE}
-EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (4, 4)}
+EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (4, 4), **HEADS}
 DINOV3 = {"rotary_embedding": "dinov3", "rotary_grid": None, "layer_norm_epsilon": 1e-5, "pooling": "gap"}
-FC_NORM = {"pooling": "gap", "class_token": True, "norm_after_pooling": True}
-GATED = {"gated_mlp": True, "activation": "silu", **SMALL}
-BIT = {"image_size": 64, "pool_padding": "lowest"}
-OF_TIMM = {"width_factor": 0.5, "resnet_epsilons": "timm"}
-HYBRID, HYBRID_STEM = {"grid_size": (8, 12), **HEADS}, {"grid_size": (2, 3), **HEADS}
+RESNETS = {
+    "timm_hybrid.safetensors": {"grid_size": (8, 12), **HEADS},
+    "timm_hybrid_stem.safetensors": {"grid_size": (2, 3), **HEADS},
+    "timm_bit.safetensors": {"image_size": (64, 96), **BARE},
+    "hf_bit": {"image_size": (64, 96), **BARE},
+}
+STATED = ("vit_token.npz", "vit_token_prelogits.npz", "vit_gap.npz", "hybrid_r50ish_patch1.npz")
+STATED += ("hybrid_stem_only_patch8.npz", "bigvision_tok.npz", "bigvision_map.npz", "bigvision_gap_rep.npz")
+STATED += ("hf_dinov2", "hf_dinov2_reg2", "hf_siglip")
 GOLDEN = {
-    "vit_token.npz": ({}, {}),
-    "vit_token_prelogits.npz": ({}, {"representation_size": 48}),
-    "vit_gap.npz": ({}, {"pooling": "gap"}),
-    "vit_nonsquare.npz": ({"grid_size": (6, 3)}, {}),
-    "hybrid_r50ish_patch1.npz": ({}, {"stages": (1, 2, 1), "width_factor": 0.5, "patch_size": 1}),
-    "hybrid_stem_only_patch8.npz": ({}, {"stages": ()}),
-    "bigvision_tok.npz": ({}, {}),
-    "bigvision_gap_sincos2d.npz": ({"image_size": 32}, {"pooling": "gap", "position_embedding": "sincos2d"}),
-    "bigvision_map.npz": ({}, {"pooling": "map"}),
-    "bigvision_gap_rep.npz": ({}, {"pooling": "gap", "representation_size": 64}),
-    "timm_vit.safetensors": (HEADS, EXACT),
-    "timm_vit_gap_fcnorm.safetensors": (HEADS, {"pooling": "gap", "norm_after_pooling": True, **EXACT}),
-    "timm_vit_reg4_layerscale.safetensors": (HEADS, {"num_registers": 4, "layer_scale_init": 1.0, **EXACT}),
-    "timm_vit_qknorm_map.safetensors": ({**BARE, **EXACT}, {"pooling": "map", "qk_norm": True, **EXACT}),
-    "timm_deit_distilled.safetensors": ({"num_heads": 4}, {"distillation_token": True, **EXACT}),
-    "timm_eva02.safetensors": ({**EVA02, "num_heads": 4, **BARE}, {"key_bias": False, **EVA02, **FC_NORM, **GATED}),
-    "timm_eva02_split.safetensors": (
-        {**EVA02, "num_heads": 4, **BARE},
-        {"key_bias": False, "mlp_norm": True, "attention_norm": True, **EVA02, **FC_NORM, **GATED},
-    ),
-    "timm_dinov3_gated.safetensors": (
-        {**DINOV3, "num_heads": 4, "image_size": 32, **BARE},
-        {"position_embedding": "none", "qkv_bias": False, "num_registers": 4, "layer_scale_init": 1.0}
-        | {"class_token": True, **DINOV3, **GATED},
-    ),
-    "timm_clip_quickgelu.safetensors": (
-        {"activation": "quick_gelu", "num_heads": 4, **BARE},
-        {"norm_before_blocks": True, "patch_bias": False, "layer_norm_epsilon": 1e-5, "activation": "quick_gelu"}
-        | SMALL,
-    ),
-    "hf_vit": (BARE, {"layer_norm_epsilon": 1e-12, **EXACT}),
-    "hf_deit_distilled": (BARE, {"distillation_token": True, "layer_norm_epsilon": 1e-12, **EXACT}),
-    "hf_dinov2": ({}, {"layer_scale_init": 1.0, **SMALL, **EXACT}),
-    "hf_dinov2_reg2": ({}, {"layer_scale_init": 1.0, "num_registers": 2, **SMALL, **EXACT}),
-    "hf_siglip": ({}, {"pooling": "map", **SMALL}),
-    "bit_2111_x0.5.npz": (BIT, {"stages": (2, 1, 1, 1)}),
-    "timm_hybrid.safetensors": (HYBRID, {"stages": (2, 1), "patch_size": 1, **OF_TIMM, **SMALL, **EXACT}),
-    "timm_hybrid_stem.safetensors": (HYBRID_STEM, {"stages": (), **OF_TIMM, **SMALL, **EXACT}),
-    "timm_bit.safetensors": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
-    "hf_bit": ({"image_size": (64, 96), **BARE}, {"stages": (2, 1), "pool_padding": "zeros", **OF_TIMM}),
+    **{name: {} for name in STATED},
+    "vit_nonsquare.npz": {"grid_size": (6, 3)},
+    "bigvision_gap_sincos2d.npz": {"image_size": 32},
+    "timm_vit.safetensors": HEADS,
+    "timm_vit_gap_fcnorm.safetensors": HEADS,
+    "timm_vit_reg4_layerscale.safetensors": HEADS,
+    "timm_vit_qknorm_map.safetensors": {**BARE, **EXACT},
+    "timm_deit_distilled.safetensors": {"num_heads": 4},
+    "timm_eva02.safetensors": EVA02,
+    "timm_eva02_split.safetensors": EVA02,
+    "timm_dinov3_gated.safetensors": {"image_size": 32, **DINOV3, **HEADS},
+    "timm_clip_quickgelu.safetensors": {"activation": "quick_gelu", **HEADS},
+    "hf_vit": BARE,
+    "hf_deit_distilled": BARE,
+    "bit_2111_x0.5.npz": {"image_size": 64, "pool_padding": "lowest"},
+    **RESNETS,
 }
 # Together, these files need every layer and every attention of the ViTs, hybrids and BiTs.
 EVERYWHERE = ("vit_token.npz", "vit_token_prelogits.npz", "vit_gap.npz", "vit_nonsquare.npz", "bigvision_map.npz")
@@ -138,7 +117,7 @@ def close(model, io, family):
 )
 def test_golden_file_from_pretrained(name):
     path, io = golden(name)
-    model = keras_vit.from_pretrained(path, **GOLDEN[name][0])
+    model = keras_vit.from_pretrained(path, **GOLDEN[name])
     num_taps = close(model, io, name.split("_")[0])
     assert num_taps >= (1 if any(key.startswith("tap/") for key in io.files) else 0)
     if "cls_logits" in io:
@@ -149,27 +128,22 @@ def test_golden_file_from_pretrained(name):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_file_load_weights(name):
-    path, io = golden(name)
-    options = {"image_size": io["images"].shape[1:3], "num_classes": io["logits"].shape[1] if "logits" in io else 0}
-    if "bit" in name:
-        model = keras_vit.BiT("R50x1", **{"width_factor": 0.5, **options, **GOLDEN[name][1]})
-    else:
-        model = keras_vit.ViT("B/16", **{**SIZES, **options, **GOLDEN[name][1]})
-    report = keras_vit.load_weights(model, path)
+    model = keras_vit.from_pretrained(GOLDEN_FOLDER / name, **GOLDEN[name])
+    clone = keras.models.clone_model(model)
+    report = keras_vit.load_weights(clone, GOLDEN_FOLDER / name)
     assert len(report.loaded) == len(model.weights) and not report.kept
-    assert set(report.skipped) <= {"embeddings.mask_token"}
-    close(model, io, name.split("_")[0])
+    assert set(report.skipped) <= {"embeddings.mask_token"} and unchanged(clone, model.get_weights())
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if GOLDEN[name][1].get("resnet_epsilons")])
+@pytest.mark.parametrize("name", RESNETS)
 def test_golden_resnet_at_other_sizes(name):
     path, io = golden(name)
     cut = io["images"][:, :37, :70]
     for image_size in ((37, 70), (None, None)):
-        model = keras_vit.from_pretrained(path, **{**GOLDEN[name][0], "image_size": image_size})
+        model = keras_vit.from_pretrained(path, **{**GOLDEN[name], "image_size": image_size})
         np.testing.assert_allclose(answers(model, cut), io["cut/logits"], atol=1e-4)
     # The official epsilons give other logits, except in the stem, where groups have one channel.
-    model = keras_vit.from_pretrained(path, **{**GOLDEN[name][0], "resnet_epsilons": "official"})
+    model = keras_vit.from_pretrained(path, **{**GOLDEN[name], "resnet_epsilons": "official"})
     difference = np.abs(answers(model, io["images"]) - io["logits"]).max()
     assert (difference > 1e-3) == (name != "timm_hybrid_stem.safetensors")
 
@@ -177,11 +151,10 @@ def test_golden_resnet_at_other_sizes(name):
 @pytest.mark.parametrize("name", [name for name in GOLDEN if "logits_24x40" in golden(name)[1]])
 def test_golden_vit_at_other_sizes(name):
     path, io = golden(name)
-    told = GOLDEN[name][0]
-    any_size = keras_vit.from_pretrained(path, **{**told, "image_size": (None, None)})
+    any_size = keras_vit.from_pretrained(path, **{**GOLDEN[name], "image_size": (None, None)})
     for height, width in ((48, 48), (24, 40)):
         x = np.tile(io["images"], (1, 2, 2, 1))[:, :height, :width]
-        for model in (any_size, keras_vit.from_pretrained(path, **{**told, "image_size": (height, width)})):
+        for model in (any_size, keras_vit.from_pretrained(path, **{**GOLDEN[name], "image_size": (height, width)})):
             np.testing.assert_allclose(answers(model, x), io[f"logits_{height}x{width}"], atol=1e-5)
 
 
@@ -323,7 +296,7 @@ OF_SOURCES |= {"timm_deit_distilled.safetensors": IMAGENET}
 
 @pytest.mark.parametrize("name", OF_SOURCES)
 def test_source_sets_the_preprocessing(tmp_path, name):
-    model = keras_vit.from_pretrained(GOLDEN_FOLDER / name, **GOLDEN[name][0])
+    model = keras_vit.from_pretrained(GOLDEN_FOLDER / name, **GOLDEN[name])
     model.save(tmp_path / "model.keras")
     for each in (model, keras.saving.load_model(tmp_path / "model.keras")):
         assert each.preprocessing == OF_SOURCES[name] and each.config == model.config
@@ -356,13 +329,10 @@ def _without_facts(path):
         ({"model_type": "siglip2_vision_model"}, "model_type='siglip2_vision_model'.*NaFlex needs patches as input"),
         ({"model_type": "beit"}, "model_type='beit'. Expected one of 'vit'"),
         ({"num_attention_heads": "4"}, "`num_heads`. Expected an integer of at least 1. Received: '4'"),
-        ({"num_attention_heads": 4.0}, "`num_heads`.*Received: 4.0"),
-        ({"num_attention_heads": -1}, "`num_heads`.*Received: -1"),
         ({"num_attention_heads": 3}, "`num_heads`. Expected a divisor of the width, .*Received: 3"),
         ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a finite number. Received: '1e-6'"),
         ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number of at most 1"),
         ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
-        ({"image_size": "32"}, "`image_size`"),
         ({"image_size": 33_000}, "to hold the 17015625 position embeddings .*Received: 17"),
     ],
 )
@@ -375,7 +345,6 @@ def test_unsupported_config_is_refused(tmp_path, changes, message):
     [
         ({"image_mean": [0.1, 0.2]}, "image_mean as one number, or one for each of 3 channels. Received: .0.1, 0.2."),
         ({"image_mean": [float("nan")] * 3}, "`mean`. Expected a number"),
-        ({"image_std": [float("inf")] * 3}, "`std`. Expected a number"),
         ({"image_std": [0.0] * 3}, "`std`"),
         ({"resample": 99}, "resample as one of 0, 1, 2, 3, 4. Received: 99"),
         ({"size": {"height": -3}}, "size in pixels. Received: .*-3"),
@@ -468,14 +437,6 @@ def test_timm_folder_of_unknown_name_needs_arguments(tmp_path):
 def test_key_bias_in_the_file_is_required():
     model = keras_vit.ViT("B/16", image_size=32, num_classes=10, **{**SIZES, **EXACT, "key_bias": False})
     refuses("key_bias=True", keras_vit.load_weights, model, GOLDEN_FOLDER / "timm_vit.safetensors")
-
-
-def test_any_size_model_keeps_the_files_position_table(tmp_path):
-    fixed = randomize(build(image_size=48))
-    keras_vit.save_weights(fixed, tmp_path / "model.npz")
-    model = keras_vit.from_pretrained(tmp_path / "model.npz", image_size=(None, None))
-    np.testing.assert_allclose(*(answers(m, images(1, 48, 48, 3)) for m in (model, fixed)), atol=1e-5)
-    assert model.get_layer("position_embedding").grid_size == (12, 12)
 
 
 def test_other_channels_take_the_mean_of_the_constants():
