@@ -8,6 +8,7 @@ from keras import ops
 import keras_vit
 from keras_vit.models.profile import PAPER, paper_table, profile
 from tests.errors import refuses
+from tests.models.efficientnet import test_model as efficientnet
 from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import build, dtype_policy
 
@@ -39,6 +40,7 @@ def examples():
     """Maps a name to (model, image size) for every kind of model."""
     found = {str(changes): (build(**changes), (32, 20)) for changes in VARIATIONS}
     found["bit"] = (keras_vit.BiT("R50x1", **BIT), (40, 24))
+    found["efficientnet"] = (efficientnet.build(), (33, 48))
     found["vt_resnet"] = (vt_resnet.build(), (32, 41))
     found["vt_resnet_bottleneck"] = (vt_resnet.build(bottleneck=True, num_modules=3), (32, 41))
     for name, more in COATNETS.items():
