@@ -53,13 +53,6 @@ def test_bad_task_is_overridden(tmp_path):
     check_refused("`task`. Expected one of .*Received: 'ranking'", folder, task="ranking", **BARE)
 
 
-@pytest.mark.parametrize("model_type, epsilon", [("vit", 1e-12), ("vit_msn", 1e-6)])
-def test_missing_epsilon_is_that_of_the_model_type(tmp_path, model_type, epsilon):
-    folder = changed(tmp_path, "hf_vit", model_type=model_type, layer_norm_eps=...)
-    found = keras_vit.from_pretrained(folder, preprocessing=keras_vit.Preprocessing())
-    assert found.config.layer_norm_epsilon == epsilon
-
-
 def test_other_kind_of_rotary_positions_is_refused(tmp_path):
     folder = changed(tmp_path, "hf_dinov3_gated", rope_parameters={"rope_type": "linear", "factor": 2.0})
     check_refused("rope_type='linear' is not supported", folder)
@@ -74,11 +67,17 @@ def test_each_value_has_an_origin():
     assert not values["pooling"].certain
 
 
-@pytest.mark.parametrize("stated, origin", [(1e-5, "stated in the file"), (None, "default of transformers")])
-def test_missing_epsilon_is_a_default(tmp_path, stated, origin):
-    values = read(changed(tmp_path, "hf_vit", layer_norm_eps=stated))[1].values
-    assert values["layer_norm_epsilon"].origin == origin
-    assert values["layer_norm_epsilon"].value == (stated or 1e-12)
+@pytest.mark.parametrize(
+    "changes, origin, epsilon",
+    [
+        ({"layer_norm_eps": 1e-5}, "stated in the file", 1e-5),
+        ({"layer_norm_eps": None}, "default of transformers", 1e-12),
+        ({"model_type": "vit_msn", "layer_norm_eps": ...}, "default of transformers", 1e-6),
+    ],
+)
+def test_missing_epsilon_is_that_of_the_model_type(tmp_path, changes, origin, epsilon):
+    found = read(changed(tmp_path, "hf_vit", **changes))[1].values["layer_norm_epsilon"]
+    assert (found.origin, found.value) == (origin, epsilon)
 
 
 @pytest.mark.parametrize(
