@@ -1,7 +1,7 @@
-"""Trains a small ViT for 30 steps on one device or on several, as one process of a run.
+"""Trains a small ViT for 30 steps on one device of JAX, or as one process of a run on several.
 
-`python -m tests.distribution.curve PATH [COORDINATOR NUM_PROCESSES PROCESS_ID]`; torchrun starts it without the last
-three. Process I writes the losses of its part of each batch, and the history, to PATH.I.
+`python -m tests.distribution.curve PATH [COORDINATOR NUM_PROCESSES PROCESS_ID]`. Process I writes the losses of its
+part of each batch, and the history, to PATH.I.
 """
 
 import contextlib
@@ -12,35 +12,26 @@ import keras
 import numpy as np
 
 from keras_vit import distribution, training
-from tests.distribution.tensorflow_cases import two_devices
 from tests.tiny import Losses, build
 
 STEPS, BATCH = 30, 8
 
 
-def scope(backend, on_several):
-    """Returns the context in which the model is built."""
-    if not on_several or backend == "torch":
-        return contextlib.nullcontext()
-    # Keras' mesh, with the axis names of its documents.
-    return (
-        two_devices() if backend == "tensorflow" else distribution.fsdp(_mesh(), 16, auto_shard_dataset=False).scope()
-    )
-
-
-def _mesh():
+def scope():
+    """Returns the context in which a run on several devices builds its model."""
     devices = keras.distribution.list_devices()
-    return keras.distribution.DeviceMesh((len(devices) // 2, 2), ["batch", "model"], devices)
+    # Keras' mesh, with the axis names of its documents.
+    mesh = keras.distribution.DeviceMesh((len(devices) // 2, 2), ["batch", "model"], devices)
+    return distribution.fsdp(mesh, 16, auto_shard_dataset=False).scope()
 
 
 def train(on_several):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(STEPS * BATCH, 16, 16, 3)).astype("float32")
     labels = rng.integers(5, size=len(images))
-    backend = keras.backend.backend()
     shards = distribution.num_processes()
-    with scope(backend, on_several):
-        keras.utils.set_random_seed(distribution.process_id() if backend == "torch" else 0)
+    with scope() if on_several else contextlib.nullcontext():
+        keras.utils.set_random_seed(0)
         model = build()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
@@ -52,16 +43,14 @@ def train(on_several):
         options = {"batch_size": BATCH // shards, "shuffle": False, "verbose": 0}
         callbacks = [distribution.ReduceMetrics(), kept]
         history = model.fit(images[rows], labels[rows], callbacks=callbacks, **options).history
-        memory = distribution.describe(model, BATCH) if backend == "jax" else ()
+        memory = distribution.describe(model, BATCH)
     return {"losses": kept.losses, "history": history, "memory": memory}
 
 
 if __name__ == "__main__":
     path, *joined = sys.argv[1:]
-    if joined and joined[0] != "devices":
+    if joined:
         distribution.initialize(joined[0], int(joined[1]), int(joined[2]))
-    else:
-        distribution.initialize()
-    found = train(on_several=bool(joined) or distribution.num_processes() > 1)
+    found = train(on_several=bool(joined))
     with open(f"{path}.{distribution.process_id()}", "w") as file:
         json.dump(found, file)
