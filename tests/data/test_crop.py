@@ -36,7 +36,7 @@ def test_pretrain_crop_area_range_and_coverage():
     rows, columns = np.meshgrid(np.arange(200), np.arange(200), indexing="ij")
     png = tf.io.encode_png(np.stack([rows, columns, rows], -1).astype("uint8"))
     areas, centres = [], []
-    for seed in range(200):
+    for seed in range(100):
         crop = Crop((32, 32), scale=(0.2, 0.6))(png, (seed, 0)).numpy()
         height, width = (float(np.ptp(crop[..., c])) * 32 / 31 for c in (0, 1))
         assert 0.6 < width / height < 1.6
@@ -72,8 +72,8 @@ def test_jpeg_crop_equals_crop_of_decoded_pixels(kind):
 def test_flip_mirrors_half_of_images():
     ramp = np.tile(np.arange(32, dtype="uint8")[None, :, None], (32, 1, 1))
     crop = Crop((8, 8), "eval", flip=True, channels=1)
-    flipped = [float(crop(tf.io.encode_png(ramp), (seed, 0))[0, 0, 0]) > 16 for seed in range(100)]
-    assert 30 < sum(flipped) < 70
+    flipped = [float(crop(tf.io.encode_png(ramp), (seed, 0))[0, 0, 0]) > 16 for seed in range(50)]
+    assert 12 < sum(flipped) < 38
 
 
 def _npy(array):
@@ -105,12 +105,6 @@ def test_cmyk_jpeg_becomes_gray(kind):
     for encoded in (file.getvalue(), file.getvalue() + b"\0"):
         image = Crop((8, 8), kind, channels=1)(encoded, (0, 1))
         assert image.shape == (8, 8, 1) and abs(float(tf.reduce_max(image)) - 215) < 2
-
-
-@pytest.mark.parametrize("channels", [1, 4])
-def test_png_with_1_or_4_channels(channels):
-    png = tf.io.encode_png(picture(50, (20, 20, channels)))
-    assert Crop((8, 8), channels=channels)(png, (0, 1)).shape == (8, 8, channels)
 
 
 def test_npy_array_of_13_channels():

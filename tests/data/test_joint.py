@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_vit import data
 from tests.data.images import batches, equal, write_classes
 from tests.errors import refuses
+from tests.tiny import assert_close
 
 IMAGES = np.arange(12, dtype="float32").reshape(12, 1, 1, 1)
 
@@ -16,23 +17,21 @@ def chosen(indices, labels, num_images):
     return SimpleNamespace(**choice, settings={"num_images": num_images})
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_relabelled_source_has_chosen_images_and_labels(tmp_path, soft):
+def test_relabelled_source_has_chosen_images_and_labels(tmp_path):
     write_classes(tmp_path, 6, num_classes=1)
     everything = data.from_directory(tmp_path, labels="none", image_size=16)
     assert everything.source.num_images == 6
-    hard, rows = [0, 1, 1, 0], np.float32([[0.9, 0.1], [0.25, 0.75], [0.25, 0.75], [1, 0]])
-    source = data.relabelled(everything.source, chosen([1, 3, 3, 5], rows if soft else np.int32(hard), 6))
-    assert (source.num_images, source.num_classes, source.class_names) == (4, 2, ("cat", "dog"))
     (images,) = batches(everything)[0]
-    found, labels = batches(data.pipeline(source, image_size=16, training=False))[0]
-    np.testing.assert_array_equal(found, images[[1, 3, 3, 5]])
-    np.testing.assert_array_equal(labels, rows if soft else hard)
-    if soft:
-        policy = data.Policy(mixup=0.5, label_smoothing=0.2)
-        _, labels = batches(data.pipeline(source, image_size=16, augment=policy))[0]
-        np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
-        assert labels.min() >= 0.1 - 1e-6
+    for rows in (np.int32([0, 1, 1, 0]), np.float32([[0.9, 0.1], [0.25, 0.75], [0.25, 0.75], [1, 0]])):
+        source = data.relabelled(everything.source, chosen([1, 3, 3, 5], rows, 6))
+        assert (source.num_images, source.num_classes, source.class_names) == (4, 2, ("cat", "dog"))
+        found, labels = batches(data.pipeline(source, image_size=16, training=False))[0]
+        np.testing.assert_array_equal(found, images[[1, 3, 3, 5]])
+        np.testing.assert_array_equal(labels, rows)
+    policy = data.Policy(mixup=0.5, label_smoothing=0.2)
+    _, labels = batches(data.pipeline(source, image_size=16, augment=policy))[0]
+    np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
+    assert labels.min() >= 0.1 - 1e-6
     with pytest.raises(ValueError, match="`source`.*the 7 images that were labelled.*Received: 6"):
         data.relabelled(everything.source, chosen([1], np.int32([0]), 7))
 
@@ -57,38 +56,35 @@ def test_pseudo_label_batch_weights_and_labels():
         data.with_pseudo_labels(of([0, 1], 2), of(labels, 2), num_classes=2, label_smoothing=0.2)
         for labels in ([1, 0], np.float32([[0.1, 0.9], [0.9, 0.1]]))
     )
-    for a, b in zip(batches(hard)[0], batches(smoothed)[0], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert_close(batches(hard)[0], batches(smoothed)[0], atol=1e-6)
 
 
-def epochs_repeat(joint):
-    """Returns True if `set_epoch` gives the same first batch for the same number, and another one for another."""
+def test_set_epoch_is_passed_to_all_datasets():
     epochs = []
-    for number in (0, 3, 0):
-        joint.set_epoch(number)
-        epochs.append(batches(joint)[:1])
-    return equal(epochs[0], epochs[2]) and not equal(epochs[0], epochs[1])
+
+    def recording(dataset):
+        dataset.set_epoch = epochs.append
+        return dataset
+
+    images = [tf.data.Dataset.from_tensor_slices(IMAGES + i).batch(4) for i in (0, 1)]
+    joint = data.with_unlabelled(recording(of([0] * 12, 4)), *map(recording, images))
+    joint.set_epoch(3)
+    data.with_pseudo_labels(recording(of([0, 1], 2)), recording(of([1, 0], 2)), num_classes=2).set_epoch(4)
+    assert epochs == [3] * 3 + [4] * 2
+    (labelled, plain, augmented), labels = next(iter(joint))
+    assert labels.shape == (4,)
+    assert np.array_equal(labelled, plain) and np.array_equal(augmented, plain + 1)
 
 
 @pytest.mark.long
-def test_set_epoch_of_pseudo_labelled_dataset(tmp_path):
+def test_epoch_of_joint_pipelines_decides_their_batches(tmp_path):
     write_classes(tmp_path, 8, num_classes=2)
     labelled = data.from_directory(tmp_path, image_size=8, batch_size=4)
-    assert epochs_repeat(data.with_pseudo_labels(labelled, labelled, num_classes=2))
-
-
-def test_set_epoch_of_joint_dataset(tmp_path):
-    write_classes(tmp_path, 8, num_classes=2)
-    options = {"image_size": 8, "batch_size": 4}
-    labelled = data.from_directory(tmp_path, **options)
-    options |= {"shuffle": True, "labels": "none"}
-    images = data.from_directory(tmp_path, **options)
-    augmented = data.from_directory(tmp_path, augment=data.Policy(erasing=1.0), **options)
-    joint = data.with_unlabelled(labelled, images, augmented)
-    assert epochs_repeat(joint)
-    (x, y), *_ = joint
-    assert [part.shape for part in x] == [(4, 8, 8, 3)] * 3 and y.shape == (4,)
-    assert not np.array_equal(x[1], x[2])
+    joint, epochs = data.with_pseudo_labels(labelled, labelled, num_classes=2), []
+    for number in (0, 3, 0):
+        joint.set_epoch(number)
+        epochs.append(batches(joint.take(1)))
+    assert equal(epochs[0], epochs[2]) and not equal(epochs[0], epochs[1])
 
 
 def test_joint_datasets_refuse_other_batches():

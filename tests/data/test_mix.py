@@ -17,11 +17,8 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def mixers():
     """Returns one graph per policy, since tracing takes longer than running."""
-    signature = [
-        tf.TensorSpec((None, 8, 8, 3), tf.float32),
-        tf.TensorSpec((None, 5), tf.float32),
-        tf.TensorSpec((2,), tf.int64),
-    ]
+    specs = [(None, 8, 8, 3), "float32"], [(None, 5), "float32"], [(2,), "int64"]
+    signature = [tf.TensorSpec(*spec) for spec in specs]
     return {name: tf.function(Mix(policy), signature) for name, policy in POLICIES.items()}
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.data import load
+from keras_vit.data import load, splits
 from keras_vit.data import tfds as module
 from tests.data.images import batches, picture
 
@@ -48,6 +48,7 @@ def test_load_shuffles_training_split_by_seed(folder):
     np.testing.assert_array_equal(first[0], again[0])
     assert data[0].num_images == 15 and not np.array_equal(first[0], other[0])
     assert first[1].shape == (15, 3) and first[1].argmax(axis=1).tolist() != [0, 1, 2] * 5
+    assert splits("tiny", data_dir=folder)("test", training=False, image_size=8).num_images == 6
 
 
 @pytest.mark.long

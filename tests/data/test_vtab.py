@@ -13,15 +13,12 @@ def test_vtab_has_19_tasks_in_three_groups():
 @pytest.mark.parametrize(
     ("name", "counts", "validation", "test"),
     [
-        ("caltech101", {"train": 3059}, "train[2753:2953]", "test"),
         ("dtd", {}, "validation[:200]", "test"),
         ("svhn_cropped", {"train": 73257}, "train[65931:66131]", "test"),
-        ("eurosat", {"train": 27000}, "train[16200:16400]", "train[21600:]"),
         ("resisc45", {"train": 31500}, "train[18900:19100]", "train[25200:]"),
         ("clevr_count", {"train": 70000}, "train[63000:63200]", "validation"),
         ("dsprites_location", {"train": 737280}, "train[589824:590024]", "train[663552:]"),
         ("smallnorb_azimuth", {}, "test[:200]", "test[50%:]"),
-        ("kitti", {}, "validation[:200]", "test"),
     ],
 )
 def test_vtab_splits_match_task_adaptation(name, counts, validation, test):
