@@ -11,6 +11,8 @@ import numpy as np
 
 # The longest side of an image, and the widest layer of a model. A config with a larger number is damaged.
 LARGEST = 2**16
+# The largest integer that arrays hold.
+MOST = 2**63 - 1
 
 
 def invalid(name, expected, value, known=()):
@@ -31,12 +33,12 @@ def _plain(name):
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def positive_int(name, value, most=math.inf):
+def positive_int(name, value, most=MOST):
     """Returns `value` as an int; raises if it is not an integer of 1 to `most`."""
     return _int(name, value, 1, most)
 
 
-def non_negative_int(name, value, most=math.inf):
+def non_negative_int(name, value, most=MOST):
     """Returns `value` as an int; raises if it is not an integer of 0 to `most`."""
     return _int(name, value, 0, most)
 
@@ -49,7 +51,7 @@ def _int(name, value, least, most):
     return int(value)
 
 
-def pair(name, value, most=math.inf):
+def pair(name, value, most=MOST):
     """Returns `value` as (height, width), each of 1 to `most`; an int sets both."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
@@ -66,7 +68,10 @@ def image_size(value):
 
 def is_number(value):
     """Returns True if `value` is a finite number."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    # An integer may be too large for a float.
+    return abs(value) <= MOST if isinstance(value, numbers.Integral) else math.isfinite(value)
 
 
 def number(name, value):
@@ -178,13 +183,14 @@ def class_names(names, num_classes):
     """Returns `names` as a tuple of `num_classes` non-empty strings, of any length if `num_classes` is None or 0."""
     if names is None:
         return None
-    listed = () if isinstance(names, str) else tuple(names)
+    is_list = np.iterable(names) and not isinstance(names, str)
+    listed = tuple(names) if is_list else ()
     # Names need not differ: two classes of ImageNet share a name.
     named = all(isinstance(name, str) and name for name in listed)
-    if not isinstance(names, str) and named and num_classes in (None, 0, len(listed)):
+    if is_list and named and num_classes in (None, 0, len(listed)):
         return listed
     count = f"{num_classes} strings" if num_classes else "strings"
-    received = repr(names) if isinstance(names, str) else f"{len(listed)} names, {reprlib.repr(listed)}"
+    received = f"{len(listed)} names, {reprlib.repr(listed)}" if is_list else repr(names)
     raise ValueError(
         f"Invalid value received for argument `class_names`. Expected {count}, one per class. Received: {received}"
     )

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from keras_vit import arguments
 from tests.errors import refuses
 
+HUGE = 10**400
 NOT_WHOLE = ("3", None, 1.5, True, (1,), float("nan"))
 
 
@@ -28,7 +29,7 @@ def test_pair_accepts_one_integer_or_two():
     assert [arguments.pair("x", value) for value in (4, (2, 3), [2, 3])] == [(4, 4), (2, 3), (2, 3)]
 
 
-NOT_NUMBERS = (float("nan"), float("inf"), "1", None, True, (1,))
+NOT_NUMBERS = (HUGE, float("nan"), float("inf"), "1", None, True, (1,))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ NOT_NUMBERS = (float("nan"), float("inf"), "1", None, True, (1,))
     [
         (arguments.positive_int, (0, -1, *NOT_WHOLE), "an integer of at least 1."),
         (arguments.non_negative_int, (-1, *NOT_WHOLE), "an integer of at least 0."),
+        (arguments.positive_int, (HUGE,), "an integer of at most .*"),
         (arguments.pair, (0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()), "an integer .*"),
         (arguments.rate, (1, 1.0, -0.1, 2, float("nan"), "0.1", None, True), r"a number in \[0, 1\)."),
         (arguments.number, NOT_NUMBERS, "a finite number."),

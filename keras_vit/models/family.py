@@ -192,6 +192,7 @@ class Family:
         for option, value in options.items():
             if option.endswith("_rate"):
                 arguments.rate(option, value)
+        arguments.boolean("remat", options.get("remat", False))
         with _dtype_policy(dtype):
             inputs = keras.Input((*config.image_size, config.in_channels), name="images")
             images = layers.ImageNormalization(config=config, name="normalization")(inputs)
@@ -282,6 +283,8 @@ def build(family, variant, given, defaults=None, function=None):
         **options,
     }
     if weights is not None:
+        if not isinstance(weights, (str, os.PathLike)):
+            raise arguments.invalid("weights", "the path or the tag of a checkpoint", weights)
         # Imported late, because `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant
 

@@ -9,6 +9,7 @@ from tests.models.test_every_family import BUILDERS
 VIT = {"patch_size": 0, "in_channels": 0, "num_classes": -1, "hidden_dim": 0, "num_layers": 0, "mlp_dim": 1.5}
 VIT |= {"pooling": "mean", "position_embedding": "rope", "dropout_rate": 1, "drop_path_rate": -0.1}
 VIT |= {"patch_dropout_rate": 2, "attention_dropout_rate": -1, "layer_scale_init": "small", "task": "one"}
+VIT |= {"remat": "yes", "weights": 5, "class_names": 5, "token_merging": 10**400}
 VIT |= {"num_registers": -1, "representation_size": 0, "preprocessing": 0.5, "image_size": (16, None)}
 COATNET = {"stem_widths": (1, 2, 3), "downsampling": "1x1", "pool_type": "max", "padding": "", "activation": "selu"}
 COATNET |= {"se_ratio": 0, "transformer_norm": "group", "position_interpolation": "bicubic", "batch_norm_epsilon": 0}
