@@ -1,15 +1,6 @@
 import pytest
-import tensorflow as tf
 
 from tests.data.images import write_classes
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _unoptimized_graphs():
-    """Leaves out TensorFlow's optimizer of graphs, which takes longer than these small pipelines."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture(scope="session")
