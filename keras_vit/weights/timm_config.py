@@ -152,10 +152,12 @@ def config_json(name, args, config, facts, source, arrays):
         )
     usual = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     first, head = (key.removesuffix(".weight") for key in (next(iter(arrays)), *source.find("head/kernel").keys))
+    # A model without a head has the width of its last norm.
+    widths = (f"{head}.weight", "norm.weight", "fc_norm.weight")
     return {
         "architecture": name,
         "num_classes": config.num_classes,
-        "num_features": arrays[f"{head}.weight"].shape[1] if config.num_classes else None,
+        "num_features": next((arrays[key].shape[-1] for key in widths if key in arrays), None),
         "global_pool": {"gap": "avg"}.get(pooling := getattr(config, "pooling", "gap"), pooling),
         "pretrained_cfg": {
             "input_size": [config.in_channels, *args.get("img_size", usual)],

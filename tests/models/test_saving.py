@@ -190,3 +190,9 @@ def test_family_without_format_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     model.save_weights(tmp_path / "model.weights.h5")
     check_refused(message + " or model.save_weights and model.load_weight", tmp_path / "model.weights.h5", into=model)
+
+
+@pytest.mark.parametrize("num_classes", [0, 5])
+def test_timm_folder_states_its_features_without_a_head(tmp_path, num_classes):
+    keras_vit.save_weights(keras_vit.ViTTi16(num_classes=num_classes), tmp_path / "timm", format="timm")
+    assert json.loads((tmp_path / "timm" / "config.json").read_text())["num_features"] == 192
