@@ -16,13 +16,16 @@ def relabelled(source: Source, labels: Any) -> Source:
         source: The `Source` of the images, `data.source` of the dataset that was labelled, with as many images.
         labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
 
+    Raises:
+        ValueError: If the number of images in `source` differs from the number of images that were labelled.
+
     Example:
     >>> import keras, keras_vit.data, tempfile
     >>> path = tempfile.mkdtemp() + "/cat.png"
     >>> keras.utils.save_img(path, np.zeros((20, 20, 3)))
     >>> data = keras_vit.data.from_dataframe({"path": [path] * 3}, label_column=None, image_size=16)
     >>> teacher = keras_vit.ViT("Ti/16", image_size=16, num_layers=1, num_classes=2)
-    >>> labels = keras_vit.semi_supervised.pseudo_labels(teacher, data, per_class=2)
+    >>> labels = keras_vit.semi_supervised.pseudo_labels(teacher, data, per_class=2, verbose=0)
     >>> chosen = keras_vit.data.pipeline(relabelled(data.source, labels), image_size=16, augment="light1")
     >>> next(iter(chosen))[1].shape
     (2, 2)
@@ -72,6 +75,9 @@ def with_pseudo_labels(
         ratio: Float above 0, the weight of the pseudo-labelled images' mean loss.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes; soft labels of the
             teacher are not smoothed.
+
+    Raises:
+        ValueError: If an argument is out of range, or the datasets' batches are not of (images, labels).
 
     Example:
     >>> import tensorflow as tf
@@ -124,6 +130,9 @@ def with_unlabelled(
         unlabelled: Batches of images.
         augmented: Batches of the same images in the same order, augmented. Two pipelines of one source and seed have
             the same order, for example with `labels="none"`, and `augment` for one of them.
+
+    Raises:
+        ValueError: If the batches do not have these parts.
 
     Example:
     >>> import tensorflow as tf

@@ -24,6 +24,9 @@ def raw_images(images, model: keras.Model):
         images: Images as the model takes them: a NumPy array or a tensor of the backend.
         model: A model with a `normalization` layer of this package. If it takes raw images, they are not changed.
 
+    Raises:
+        ValueError: If the model has no `normalization` layer of this package.
+
     Example:
     >>> student = keras_vit.ViTTi16(num_classes=10)
     >>> float(raw_images(np.ones((1, 1, 1, 3), "float32"), student)[0, 0, 0, 0])
@@ -137,6 +140,9 @@ class Distiller(TrainingWrapper):
             `keras.applications` needs its `preprocess_input` of `raw_images(images, student)`. Images are always
             resized, bilinearly, if the teacher has a fixed input size.
         teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
+
+    Raises:
+        ValueError: If an argument is out of range, or the models do not match.
 
     Example:
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}

@@ -48,6 +48,11 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
     Raises:
         ValueError: If `model` does not divide the number of devices.
         RuntimeError: On another backend than JAX.
+
+    Example:
+
+    >>> keras_vit.distribution.device_mesh().axis_names  # doctest: +SKIP
+    ['data', 'model']
     """
     if keras.backend.backend() != "jax":
         expected = "Expected the JAX backend, where Keras splits arrays over devices (KERAS_BACKEND=jax)"
@@ -138,6 +143,9 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
         auto_shard_dataset: Bool, True lets Keras split a tf.data.Dataset among several processes; False if each process
             already has a different part.
 
+    Raises:
+        RuntimeError: On another backend than JAX.
+
     Example:
     >>> keras.distribution.set_distribution(keras_vit.distribution.data_parallel())  # doctest: +SKIP
     >>> model = keras_vit.ViTB16(num_classes=10)  # doctest: +SKIP
@@ -152,6 +160,9 @@ def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: 
     Args:
         mesh: From `device_mesh(model=n)`, where n devices share one copy of the blocks, or as for `layout_map`.
         auto_shard_dataset: As in `data_parallel`.
+
+    Raises:
+        ValueError: If the mesh has another number of axes.
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
@@ -174,6 +185,9 @@ def fsdp(
         mesh, auto_shard_dataset: As in `data_parallel`.
         min_size: Int of at least 1, the smallest number of values in a variable that is split.
         layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)`.
+
+    Raises:
+        RuntimeError: On another backend than JAX.
 
     Reference: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stage 3.
     """

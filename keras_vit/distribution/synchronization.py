@@ -154,6 +154,11 @@ def reduce_metrics(model: keras.Model) -> dict:
 
     All processes must call it. It changes nothing on JAX and TensorFlow. Metrics must be sums over images, as all
     `keras.metrics` are.
+
+    Example:
+
+    >>> model.evaluate(part_of_this_process)  # doctest: +SKIP
+    >>> scores = keras_vit.distribution.reduce_metrics(model)  # doctest: +SKIP
     """
     variables = model.metrics_variables if torch_group() else []
     with keras.StatelessScope(state_mapping=list(zip(variables, summed(variables), strict=True))):

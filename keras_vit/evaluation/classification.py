@@ -168,6 +168,9 @@ def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict
         accuracies: Mapping from the name of each of `tasks` to its accuracy in [0, 1].
         tasks: Mapping from the names of all tasks to their groups, as strings, or `keras_vit.data.VTAB`.
 
+    Raises:
+        ValueError: If an accuracy is missing, is not a number in [0, 1], or is not for one of `tasks`.
+
     Example:
     >>> vtab_mean({"dtd": 0.5, "svhn": 0.7, "dmlab": 0.3}, {"dtd": "natural", "svhn": "natural", "dmlab": "structured"})
     {'natural': 0.6, 'structured': 0.3, 'mean': 0.5}

@@ -32,6 +32,9 @@ def knn_accuracy(
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: `layer`, `batch_size` and `verbose` of `extract_features`.
 
+    Raises:
+        ValueError: If there are fewer training images than `k`, or an argument is out of range.
+
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
     >>> images, labels = np.random.default_rng(0).normal(size=(4, 32, 32, 3)), np.array([0, 1, 0, 1])
@@ -97,6 +100,9 @@ def few_shot_accuracy(
     Returns:
         A dict: "by_seed", the test accuracy for each seed; "accuracy", their mean; "l2", the strength for each seed;
         and "by_l2", the mean test accuracy over the seeds for each strength.
+
+    Raises:
+        ValueError: If a class has fewer images than `shots`, or an argument is out of range.
 
     Example:
     >>> x, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])

@@ -36,6 +36,9 @@ def classification_report(
         by predicted classes. With `num_mistakes` also "mistakes", a dict of "images" in [0, 255] (number, height,
         width, channels), "labels" (number,), "probabilities" (number, num_classes) and "indices" in the data.
 
+    Raises:
+        ValueError: If an argument is out of range, a label is not a class of the model, or classes can overlap.
+
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, class_names=["cat", "dog"])
     >>> images, labels = np.zeros((4, 32, 32, 3)), np.array([0, 1, 0, 0])
@@ -99,6 +102,10 @@ def plot_confusion_matrix(
         matrix: Counts, (num_classes, num_classes), as `classification_report` returns.
         class_names: The names of the classes. None means their numbers.
         path: Path of a .png file to write, in an existing folder, or None. Plots need matplotlib.
+
+    Raises:
+        ValueError: If the matrix is not square, or the names do not fit it.
+        ImportError: If matplotlib is not installed.
 
     Example:
     >>> figure = plot_confusion_matrix([[3, 1], [0, 2]], ["cat", "dog"])

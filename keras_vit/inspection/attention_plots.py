@@ -142,6 +142,10 @@ def plot_attention_maps(
             3 x 3 patches.
         query: Int, the index of the query token. None takes the first token if it is a prefix token, else the mean over
             all patches.
+
+    Example:
+
+    >>> plot_attention_maps(raw_images[0], attention_maps(model, images)[0], "heads.png")  # doctest: +SKIP
     """
     attention = shaped("attention", attention, "num_heads, num_tokens, num_tokens")
     num_heads, num_tokens, _ = attention.shape
@@ -176,6 +180,10 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
         attention: (num_tokens, rows, columns), from `token_attention_maps` for one image.
         path: As in `plot_attention_rollout`; the same errors are raised.
+
+    Example:
+
+    >>> plot_token_attention(raw_images[0], token_attention_maps(model, images)[0], "tokens.png")  # doctest: +SKIP
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5, the figure of spatial attention.
     """

@@ -64,6 +64,10 @@ class MultiHeadSelfAttention(CompositeLayer):
         (batch, num_queries, hidden_dim), then the weights, (batch, num_heads, num_queries, num_tokens), and the keys,
         (batch, num_tokens, head_dim), if requested.
 
+    Raises:
+        ValueError: If there are more heads than channels and no `head_dim`, or only one of `rotary_layout` and
+            `rotary` is given.
+
     Example:
     >>> keras_vit.layers.MultiHeadSelfAttention(num_heads=12)(np.zeros((1, 197, 768))).shape
     (1, 197, 768)

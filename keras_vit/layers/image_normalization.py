@@ -27,6 +27,9 @@ class ImageNormalization(keras.layers.Layer):
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 
+    Raises:
+        ValueError: If an argument is out of range or does not fit the channels, or for `folded` without scaling.
+
     Example:
     >>> layer = keras_vit.layers.ImageNormalization(apply=True)
     >>> float(layer(np.full((1, 2, 2, 3), 255.0))[0, 0, 0, 0])

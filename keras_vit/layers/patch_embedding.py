@@ -72,6 +72,9 @@ class PatchEmbedding(Layer):
 
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
 
+    Raises:
+        ValueError: If an image is smaller than one patch.
+
     Example:
     >>> keras_vit.layers.PatchEmbedding(768, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (1, 196, 768)

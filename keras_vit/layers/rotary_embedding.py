@@ -43,6 +43,9 @@ class RotaryEmbedding(Layer):
     Input shape: images, (batch, height, width, channels). Only their size is read.
     Output shape: (rows * columns, 2, head_dim), the cosines and sines for each patch, float32.
 
+    Raises:
+        ValueError: If an argument is out of range.
+
     Example:
     >>> keras_vit.layers.RotaryEmbedding("dinov3", head_dim=64, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (196, 2, 64)

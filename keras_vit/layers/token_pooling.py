@@ -19,6 +19,9 @@ class TokenPooling(Layer):
         sizes: (batch, num_prefix_tokens + num_patches) or None, the number of patches merged into each token. It is
             the weight in the mean.
 
+    Raises:
+        ValueError: If `index` is not below `num_prefix_tokens` with method="token" or "token_gap".
+
     Example:
     >>> keras_vit.layers.TokenPooling("gap", num_prefix_tokens=1)(np.zeros((2, 197, 768))).shape
     (2, 768)

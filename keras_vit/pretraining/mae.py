@@ -41,6 +41,9 @@ class MAE(MaskedImageModel):
         norm_pixels: Bool, whether to normalise the target to mean 0 and variance 1 per patch.
         seed: Int or None, the random seed of the masks.
 
+    Raises:
+        ValueError: If an argument is out of range, or the backbone is not supported.
+
     Example:
     >>> backbone = keras_vit.ViT("Ti/16", image_size=64, num_layers=1, num_classes=0)
     >>> model = MAE(backbone, decoder_num_layers=1)

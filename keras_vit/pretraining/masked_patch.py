@@ -33,6 +33,9 @@ class MaskedPatchPrediction(MaskedImageModel):
         swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped; the rest is kept.
         seed: Int or None, the random seed of the corruption.
 
+    Raises:
+        ValueError: If an argument is out of range, or the backbone is not supported.
+
     Example:
     >>> backbone = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=0)
     >>> model = MaskedPatchPrediction(backbone)

@@ -18,6 +18,10 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
             Shows the first three channels, or the first of two channels.
         path: As in `keras_vit.inspection.plot_attention_rollout`; the same errors are raised.
 
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the arrays are not images of one shape, or `path` does not end in .png.
+
     Example:
     >>> plot_reconstructions(model.reconstruct(images[:8]), "reconstructions.png")  # doctest: +SKIP
     """
@@ -41,6 +45,10 @@ class TensorBoardReconstructions(TensorBoardPictures):
     """Writes original, masked and predicted images to TensorBoard during training, always with the same masks.
 
     `log_dir`, `images` and `every` are as in `keras_vit.inspection.TensorBoardAttention`; the same errors are raised.
+
+    Raises:
+        ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
+        ValueError: If `every` is not a positive integer.
     """
 
     name = "reconstructions"

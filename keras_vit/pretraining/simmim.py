@@ -24,6 +24,9 @@ class SimMIM(MaskedImageModel):
             smaller, in whole patches.
         seed: Int or None, the random seed of the masks.
 
+    Raises:
+        ValueError: If an argument is out of range, the mask hides the whole image, or the backbone is not supported.
+
     Example:
     >>> backbone = keras_vit.ViT("Ti/16", image_size=64, num_layers=1, num_classes=0)
     >>> model = SimMIM(backbone)

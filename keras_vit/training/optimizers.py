@@ -71,6 +71,9 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         **options: The final learning rate `end` for "linear" (1e-5, as in the official code) and "cosine" (0); for
             "rsqrt" `timescale` (10,000 steps) and `cooldown_steps` (0), the length of a final linear decay to 0.
 
+    Raises:
+        ValueError: If an argument is out of range, or the decay has no such option.
+
     Example:
     >>> schedule = WarmupDecay(3e-3, total_steps=90_000, warmup_steps=10_000, decay="linear")
     >>> round(float(schedule(10_000)), 6)

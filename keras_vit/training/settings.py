@@ -63,6 +63,9 @@ class Recipe:
         layer_decay: Learning-rate factor from each block to the one below; None for none.
         sam: The radius of sharpness-aware minimization; None for none.
 
+    Raises:
+        ValueError: If a field is out of range, or two contradict each other.
+
     Example:
     >>> recipe = keras_vit.training.RECIPES["finetune_pets"]
     >>> recipe.batch_size, recipe.steps, recipe.learning_rate
