@@ -142,12 +142,14 @@ def _paths_in_table(table, column):
 
 
 def table_columns(weights):
-    """Returns the columns of paths and labels of the table that a run was trained on; None for other weights."""
+    """Returns the columns of paths and labels of the table that a run was trained on, or None."""
     try:
         results = json.loads(Path(weights, "results.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return results.get("table_columns")
+    columns = results.get("table_columns") if isinstance(results, dict) else None
+    # A table with several columns of labels has no counterpart with one column.
+    return columns if columns and len(columns) == 2 else None
 
 
 def write_csv(path, header, names, predictions, escape_formulas=False):
