@@ -123,7 +123,7 @@ def pseudo_labels(
 
     Example:
     >>> teacher = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, head_init="glorot_uniform")
-    >>> labels = pseudo_labels(teacher, np.zeros((3, 32, 32, 3)), per_class=2)
+    >>> labels = pseudo_labels(teacher, np.zeros((3, 32, 32, 3)), per_class=2, verbose=0)
     >>> labels.indices.tolist(), labels.labels.shape, len(labels.empty_classes)
     ([0, 1], (2, 2), 1)
 
