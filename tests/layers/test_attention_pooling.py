@@ -14,11 +14,8 @@ def reference(layer, x):
     def dense(x, name, axes="btc,chd->bthd"):
         return np.einsum(axes, x, weights[f"{name}/kernel"]) + weights[f"{name}/bias"]
 
-    query, key, value = (
-        dense(weights["probe"], "attention/query"),
-        dense(x, "attention/key"),
-        dense(x, "attention/value"),
-    )
+    query = dense(weights["probe"], "attention/query")
+    key, value = (dense(x, f"attention/{name}") for name in ("key", "value"))
     scores = np.exp(np.einsum("qphd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1]))
     scores /= scores.sum(-1, keepdims=True)
     joined = np.einsum("bhqk,bkhd->bhd", scores, value)

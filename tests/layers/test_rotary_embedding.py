@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_vit.layers import MultiHeadSelfAttention, RotaryEmbedding
 from keras_vit.layers.rotary_embedding import KINDS, rotate
+from tests.errors import refuses
 
 RNG = np.random.default_rng(0)
 
@@ -13,8 +14,7 @@ def angle(kind, channel, head_dim, row, column, grid, own_grid):
     """The angle by which a channel of a head turns at one patch, from the definition."""
     layout, theta, normalized, columns_first = KINDS[kind]
     quarter = head_dim // 4
-    number = channel % (head_dim // 2) if layout == "halves" else channel // 2
-    axis, frequency = divmod(number, quarter)
+    axis, frequency = divmod(channel % (head_dim // 2) if layout == "halves" else channel // 2, quarter)
     axis = 1 - axis if columns_first else axis
     position = (row, column)[axis]
     if normalized:
@@ -39,8 +39,7 @@ def test_definition(kind, own_grid, grid):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rotate_is_a_product_of_complex_numbers(kind):
-    layer = RotaryEmbedding(kind, head_dim=8, patch_size=4)
-    angles = layer.angles((2, 3))
+    angles = RotaryEmbedding(kind, head_dim=8, patch_size=4).angles((2, 3))
     x = RNG.normal(size=(2, 8, 3, 8)).astype("float32")
     found = ops.convert_to_numpy(rotate(ops.convert_to_tensor(x), angles, KINDS[kind].layout))
     # The class token and a register.
@@ -59,10 +58,8 @@ def test_attention_rotates_queries_and_keys():
     angles = RotaryEmbedding("eva02", head_dim=8, patch_size=4).angles((2, 3))
     _, scores = layer(x, rotary=angles, return_attention_scores=True)
     query, key, _ = (ops.convert_to_numpy(rotate(y, angles, "pairs")) for y in layer.project(ops.convert_to_tensor(x)))
-    products = np.exp(query[0, :, 0] @ key[0, :, 0].T / np.sqrt(8))
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(scores)[0, 0], products / products.sum(-1, keepdims=True), atol=1e-5
-    )
+    weights = np.exp(query[0, :, 0] @ key[0, :, 0].T / np.sqrt(8))
+    np.testing.assert_allclose(ops.convert_to_numpy(scores)[0, 0], weights / weights.sum(-1, keepdims=True), atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", [None, "int8"])
@@ -80,10 +77,9 @@ def test_key_bias_is_ignored_without_key_bias(mode):
 
 def test_rotary_without_layout_or_reverse_is_refused():
     x, angles = np.zeros((1, 2, 8), "float32"), np.zeros((1, 2, 8), "float32")
-    with pytest.raises(ValueError, match="Received: rotary_layout='pairs', rotary of shape None"):
-        MultiHeadSelfAttention(1, rotary_layout="pairs")(x)
-    with pytest.raises(ValueError, match="Received: rotary_layout=None"):
-        MultiHeadSelfAttention(1)(x, rotary=angles)
+    message = "Received: rotary_layout='pairs', rotary of shape None"
+    refuses(message, MultiHeadSelfAttention(1, rotary_layout="pairs"), x)
+    refuses("Received: rotary_layout=None", MultiHeadSelfAttention(1), x, rotary=angles)
 
 
 def test_angles_stay_exact_in_mixed_precision():

@@ -35,8 +35,7 @@ def windows(x, size, strides, padding, value):
         # TensorFlow pads less before than after.
         pads.append((size // 2, size // 2) if padding == "symmetric" else (total // 2, total - total // 2))
     x = np.pad(x, [(0, 0), *pads, (0, 0)], constant_values=value)
-    found = np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))
-    return found[:, ::strides, ::strides]
+    return np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))[:, ::strides, ::strides]
 
 
 def reference(x, weights, options):
@@ -52,16 +51,14 @@ def reference(x, weights, options):
 
     def pool(x, kind):
         size = int(kind[-1])
-        padding = o["padding"] if size == 3 else "same"
-        found = windows(x, size, 2, padding, np.nan)
+        found = windows(x, size, 2, o["padding"] if size == 3 else "same", np.nan)
         return (np.nanmean if kind.startswith("avg") else np.nanmax)(found, axis=(-2, -1))
 
     def dense(x, name):
         return x @ weights[f"{name}/kernel"] + weights.get(f"{name}/bias", 0)
 
     def squeeze(x):
-        gate = sigmoid(dense(se_act(dense(x.mean((1, 2), keepdims=True), "se/reduce")), "se/expand"))
-        return x * gate
+        return x * sigmoid(dense(se_act(dense(x.mean((1, 2), keepdims=True), "se/reduce")), "se/expand"))
 
     shortcut = pool(x, o["pool_type"]) if strides > 1 else x
     shortcut = dense(shortcut, "shortcut") if "shortcut/kernel" in weights else shortcut
