@@ -85,8 +85,7 @@ def test_failed_write_leaves_the_old_file(tmp_path):
     assert (path.read_text(), names(tmp_path)) == ("old", [path.name])
     write(path, "new")
     assert (path.read_text(), names(tmp_path)) == ("new", [path.name])
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        write(tmp_path / "none" / "a.txt", "new")
+    refuses("no folder", write, tmp_path / "none" / "a.txt", "new", error=FileNotFoundError)
 
 
 def test_write_through_a_link_keeps_the_link(tmp_path):
@@ -107,8 +106,7 @@ def test_write_into_a_pipe_keeps_the_pipe(tmp_path):
     write(pipe, "contents")
     assert os.read(reader, 100) == b"contents"
     os.close(reader)
-    with pytest.raises(OSError, match="no process reads this pipe"):
-        write(pipe, "contents")
+    refuses("no process reads this pipe", write, pipe, "contents", error=OSError)
     assert pipe.is_fifo() and names(tmp_path) == ["pipe"]
 
 
