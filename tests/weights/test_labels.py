@@ -16,8 +16,7 @@ def folder(tmp_path):
     """Returns a function that writes a folder of a format and changes its config.json."""
 
     def write(format, **changes):
-        model = build(**TEST_VIT, num_classes=3)
-        keras_vit.save_weights(model, tmp_path / format, format=format)
+        keras_vit.save_weights(build(**TEST_VIT, num_classes=3), tmp_path / format, format=format)
         path = tmp_path / format / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
         strip_own_config(tmp_path / format / "model.safetensors")
@@ -63,14 +62,12 @@ def test_timm_label_names_give_class_names(folder, changes):
 )
 def test_problem_type_gives_the_task(folder, problem_type, task, activation):
     model = load(folder("huggingface", problem_type=problem_type))
-    assert model.config.task == task
-    assert output_activation(model) == activation
+    assert (model.config.task, output_activation(model)) == (task, activation)
 
 
 def test_one_label_of_transformers_is_a_regression(tmp_path):
     for task, expected in ((..., "regression"), ("single_label_classification", "single_label")):
-        model = build(num_classes=1, layer_norm_epsilon=1e-6)
-        keras_vit.save_weights(model, tmp_path, format="huggingface")
+        keras_vit.save_weights(build(num_classes=1, layer_norm_epsilon=1e-6), tmp_path, format="huggingface")
         path = tmp_path / "config.json"
         config = json.loads(path.read_text())
         # The task of the model is stated, since transformers has another default.
@@ -111,9 +108,8 @@ def test_written_preprocessing_is_read_back(tmp_path, format, changes):
     keras_vit.save_weights(build(**TEST_VIT, preprocessing=preprocessing), tmp_path / "out", format=format)
     strip_own_config(tmp_path / "out" / "model.safetensors")
     found = keras_vit.from_pretrained(tmp_path / "out").preprocessing
-    theirs, ours = found.offset_and_scale, preprocessing.offset_and_scale
-    np.testing.assert_allclose(np.broadcast_to(ours[0], 3), theirs[0], rtol=1e-6)
-    np.testing.assert_allclose(np.broadcast_to(ours[1], 3), theirs[1], rtol=1e-6)
+    for ours, theirs in zip(preprocessing.offset_and_scale, found.offset_and_scale, strict=True):
+        np.testing.assert_allclose(np.broadcast_to(ours, 3), theirs, rtol=1e-6)
     for name in ("interpolation", "antialias", "crop_fraction", "resize_mode"):
         assert getattr(found, name) == getattr(preprocessing, name), name
 
