@@ -30,9 +30,10 @@ FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 def rewritten(text, room, own=()):
     """Returns the Markdown of a docstring in a room; the names in `own` are the object's and its arguments'."""
     text = text.replace("\nCall arguments:\n", "\nOther Parameters: Call arguments:\n")
+    text = text.replace("\nExample:\n>>> ", "\nExample:\n\n>>> ")
     text = SEVERAL.sub(lambda found: "    " + found[0].strip().replace(", ", f",{EN_SPACE}"), text)
     text = TITLES.sub(lambda found: TITLE.format(found[1]), text)
-    text = DOCTEST.sub(lambda found: f"\n```pycon\n{found[0]}\n```", text)
+    text = DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
     return "".join(part if part.startswith("```") else linked(part, room, own) for part in FENCE.split(text))
 
 
