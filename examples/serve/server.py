@@ -366,7 +366,8 @@ def main(argv=None):
     folder, name, samples = args.pop("folder"), args.pop("name"), args.pop("samples")
     if samples is not None and not Path(samples).is_dir():
         parser.error(f"argument --samples: expected a folder. Received: {samples}")
-    samples = [path for path in sorted(Path(samples).iterdir()) if path.suffix.lower() in SAMPLES] if samples else []
+    files = sorted(filter(Path.is_file, Path(samples).iterdir())) if samples else []
+    samples = [path for path in files if path.suffix.lower() in SAMPLES]
     # Else large images, decoded four at a time, would take all of TensorFlow's threads.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(8 * args["threads"]))
     limits = args.pop("max_rows"), args["max_body"]
