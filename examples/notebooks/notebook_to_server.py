@@ -1,22 +1,25 @@
 # %% [markdown]
 # # From the notebook to a server
 #
-# A model leaves the notebook in two ways here: as a SavedModel behind a server, which clients ask over HTTP with the
-# bytes of an image file, and as an ONNX file, which onnxruntime computes without Keras. At the end, all three answers
-# are the same.
+# A model leaves the notebook in two ways: as a SavedModel behind a server, to which clients send the bytes of an image
+# file over HTTP, and as an ONNX file, which onnxruntime runs without Keras. At the end, all three answers are the same.
 #
 # **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
 # three answers · 8 Stop the server
 #
 # It needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder `examples/serve`. The model
-# may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses one): the SavedModel is
-# written by TensorFlow and the ONNX file by PyTorch, in a process of their own if need be.
+# may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses one): TensorFlow writes the
+# SavedModel and PyTorch the ONNX file, in a separate process if the model runs on another backend.
+#
+# `samples.py`, which lies beside this notebook in the repository, finds the pictures and Google's ViT-B/16, trained on
+# ImageNet (`ViT-B_16-224.npz`). Without them, a small ViT learns scikit-learn's handwritten digits first. In Kaggle and
+# Colab, clone the repository, and copy `samples.py` to the working folder. Any model of this package, or one of yours
+# that contains it, goes the same way.
 
 # %%
 import atexit
 import base64
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,88 +29,28 @@ import urllib.request
 import warnings
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import onnxruntime
+import samples
 
 import keras_vit
 from keras_vit import export
 
-# %matplotlib inline
-# %config InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "pil_kwargs": {"quality": 85}}
-# %config InlineBackend.figure_formats = ["jpeg"]
-
-QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
-print("Keras", keras.__version__, "on", keras.backend.backend())
-
-
-# %%
-def sample(name):
-    """Finds a file or folder in the inputs of a Kaggle notebook or in the folder KERAS_VIT_SAMPLES; None if absent."""
-    places = [*Path("/kaggle/input").glob("*"), Path(os.environ.get("KERAS_VIT_SAMPLES", "samples"))]
-    paths = [place / folder / name for place in places for folder in ("", "weights")]
-    return next((path for path in paths if path.exists()), None)
-
-
-# All files of this notebook; the folder is deleted at its end.
-temporary = tempfile.TemporaryDirectory()
-folder = Path(temporary.name)
+paths, labels = (values[:4] for values in samples.photos())
+samples.show(paths, labels, columns=4)
 
 # %% [markdown]
 # ## 1 A model
-#
-# Google's ViT-B/16, trained on ImageNet, if its file `ViT-B_16-224.npz` and some photos (`coco_cats.png`, `flowers17`)
-# are found in the inputs of a Kaggle notebook or in the folder that the environment variable `KERAS_VIT_SAMPLES` names.
-# Otherwise, and with `KERAS_VIT_QUICK=1`, a small ViT learns scikit-learn's handwritten digits first. Any model of this
-# package, or one of yours that contains it, goes the same way.
-
 
 # %%
-def train_on_digits():
-    """Trains a small ViT on handwritten digits; returns it and the paths of four digits that it did not see."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = (digits.images[..., None] * (255 / 16)).astype("float32")
-    keras.utils.set_random_seed(0)
-    model = keras_vit.ViT(
-        "Ti/16",
-        image_size=8,
-        patch_size=2,
-        in_channels=1,
-        num_classes=10,
-        class_names=["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
-        hidden_dim=64,
-        num_layers=4,
-        num_heads=4,
-        mlp_dim=128,
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.AdamW(1e-3), loss, metrics=["accuracy"])
-    inputs = keras_vit.preprocess_input(images[4:], model)
-    model.fit(inputs, digits.target[4:], batch_size=64, epochs=10, verbose=0)
-    paths = [folder / f"digit_{label}.png" for label in digits.target[:4]]
-    for path, image in zip(paths, images[:4], strict=True):
-        keras.utils.save_img(path, image, data_format="channels_last", scale=False)
-    return model, paths
-
-
-weights, cats, flowers = (sample(name) for name in ("ViT-B_16-224.npz", "coco_cats.png", "flowers17"))
-if QUICK or None in (weights, cats, flowers):
-    model, paths = train_on_digits()
-else:
-    model = keras_vit.from_pretrained(weights)
-    daisies = sorted((flowers / "daisy").iterdir())
-    paths = [cats, daisies[2], sorted((flowers / "sunflower").iterdir())[3], sorted((flowers / "tulip").iterdir())[0]]
+model = keras_vit.from_pretrained(samples.weights())
 print(f"{model.count_params():,} parameters, images of {model.input_shape[1:]}, {model.config.num_classes} classes")
 
 # %% [markdown]
-# What the model says in the notebook. `read_image` resizes and crops a file as the checkpoint was evaluated, and
-# `preprocess_input` scales it: both read the model's own record, which the exports take along too. ImageNet has a class
-# for daisies, but none for sunflowers and tulips: there the probabilities are low.
+# These are the model's answers in the notebook. `read_image` resizes and crops a file as the checkpoint was evaluated,
+# and `preprocess_input` scales it. Both use the model's preprocessing, which the exports contain too.
 
 # %%
 raw = np.stack([keras_vit.read_image(path, model) for path in paths])
@@ -124,6 +67,9 @@ for path, (_, name, probability) in zip(paths, best, strict=True):
 # version: a server takes the highest. The export is compared with the model before it is put in place.
 
 # %%
+# This folder contains all files of the notebook, and is deleted at its end.
+temporary = tempfile.TemporaryDirectory()
+folder = Path(temporary.name)
 report = export.saved_model(model, folder / "models" / "vit" / "1", postprocess="classify", top=3)
 print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e} from the model's")
 
@@ -140,12 +86,12 @@ print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e
 #
 # ## 3 The server
 #
-# `examples/serve/server.py` speaks TensorFlow Serving's REST interface and needs TensorFlow, but neither Keras nor this
-# package. It runs as a process of its own here, on a free port. For production, `examples/serve/docker-compose.yml`
+# `examples/serve/server.py` has the REST interface of TensorFlow Serving. It needs TensorFlow, but not Keras or this
+# package. Here it runs as a separate process, on a free port. For production, `examples/serve/docker-compose.yml`
 # starts TensorFlow Serving on the same folder.
 
 # %%
-# Beside this notebook's folder, or, if the notebook runs elsewhere, in the clone that keras_vit is imported from.
+# The folder lies beside this notebook's folder. If the notebook runs elsewhere, the clone of keras_vit contains it.
 places = Path("../serve"), Path(keras_vit.__file__).parents[1] / "examples" / "serve"
 serve = next(filter(Path.is_dir, places), None)
 if serve is None:
@@ -159,7 +105,7 @@ server = subprocess.Popen(
 )
 # If a later cell fails, the server must not outlive the notebook.
 atexit.register(server.kill)
-# The server says where it listens as soon as the model is loaded.
+# The server prints its address once the model is loaded.
 line = server.stdout.readline()
 url = re.search(r"http://\S+(?=:predict)", line)[0]
 with urllib.request.urlopen(url, timeout=60) as response:
@@ -260,7 +206,7 @@ for i, (top, bottom) in enumerate(panels.T):
 # %% [markdown]
 # ## 8 Stop the server
 #
-# `terminate` asks the process to end, and `wait` sees that it did. After that nobody answers.
+# `terminate` ends the process, and `wait` returns once it has ended. After that, the server refuses connections.
 
 # %%
 server.terminate()

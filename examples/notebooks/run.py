@@ -26,7 +26,7 @@ SAMPLES = FOLDER / "samples.py"
 # Small pictures, as options of the kernel.
 PICTURES = [
     "--InlineBackend.figure_formats={'jpeg'}",
-    "--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'dpi': 80, 'pil_kwargs': {'quality': 75}}",
+    "--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'dpi': 64, 'pil_kwargs': {'quality': 75}}",
 ]
 # What TensorFlow's C++ code logs before it can be told not to.
 NATIVE_LOGS = re.compile(

@@ -8,42 +8,23 @@
 # **Contents**: 1 Model and pictures · 2 Predictions · 3 Embedding filters · 4 Position embeddings · 5 Attention
 # distance · 6 Attention maps · 7 Attention rollout · 8 Attention for one class
 #
-# It needs `keras_vit` with the extra `inspect`, scikit-learn, and one of TensorFlow, JAX and PyTorch; the environment
-# variable `KERAS_BACKEND` chooses one. With the published ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet), the
-# pictures `coco_cats.png` and the folder `flowers17`, it shows that model. Without them, it trains a small ViT on
-# scikit-learn's handwritten digits and shows that one; the texts below are about ViT-B/16.
+# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
+# `KERAS_BACKEND` chooses one. `samples.py`, which lies beside this notebook in the repository, finds the published
+# ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet) and the pictures. Without them, it trains a small ViT on
+# scikit-learn's handwritten digits; the texts below are about ViT-B/16. In Kaggle and Colab, upload `samples.py` and
+# copy it to the working folder first. For your own model and pictures, replace `samples.weights()` and
+# `samples.photos()`; then you need `samples.py` only for the first figure.
 
 # %%
-import os
-from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
+import samples
 
 import keras_vit
 from keras_vit import inspection
 
-# %matplotlib inline
-# %config InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "dpi": 70, "pil_kwargs": {"quality": 70}}
-# %config InlineBackend.figure_formats = ["jpeg"]
-
-QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
-print("Keras", keras.__version__, "on", keras.backend.backend())
-
-
-# %%
-def sample(name):
-    """Finds a file or folder in the inputs of a Kaggle notebook or in the folder KERAS_VIT_SAMPLES; None if absent."""
-    places = [*Path("/kaggle/input").glob("*"), Path(os.environ.get("KERAS_VIT_SAMPLES", "samples"))]
-    paths = [place / folder / name for place in places for folder in ("", "weights")]
-    return next((path for path in paths if path.exists()), None)
-
-
-weights, cats, flowers = (sample(name) for name in ("ViT-B_16-224.npz", "coco_cats.png", "flowers17"))
-REAL = None not in (weights, cats, flowers)
-print("ViT-B/16 and photos" if REAL else "a small ViT and handwritten digits")
+weights, (paths, labels) = samples.weights(), samples.photos()
+samples.show(paths[:8], labels)
 
 # %% [markdown]
 # ## 1 Model and pictures
@@ -51,50 +32,13 @@ print("ViT-B/16 and photos" if REAL else "a small ViT and handwritten digits")
 # `from_pretrained` builds the model that a file contains. `read_image` resizes and crops a picture as the checkpoint
 # was evaluated, and `preprocess_input` scales it.
 
-
 # %%
-def train_on_digits():
-    """Trains a small ViT on handwritten digits; returns it, and 32 digits that it did not see, with labels."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = keras.ops.image.resize(
-        digits.images[..., None].astype("float32") * (255 / 16), (32, 32), data_format="channels_last"
-    )
-    images = np.clip(keras.ops.convert_to_numpy(images), 0, 255)
-    keras.utils.set_random_seed(0)
-    model = keras_vit.ViT(
-        "Ti/16",
-        image_size=32,
-        patch_size=4,
-        in_channels=1,
-        num_classes=10,
-        hidden_dim=64,
-        num_layers=4,
-        num_heads=4,
-        mlp_dim=128,
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.AdamW(1e-3), loss, metrics=["accuracy"])
-    inputs = keras_vit.preprocess_input(images[32:], model)
-    model.fit(inputs, digits.target[32:], batch_size=64, epochs=5 if QUICK else 15, verbose=0)
-    return model, images[:32], digits.target[:32]
-
-
-if REAL:
-    model = keras_vit.from_pretrained(weights)
-    # 285 is ImageNet's class "Egyptian cat", 985 "daisy".
-    daisies = sorted((flowers / "daisy").iterdir())
-    paths = [cats, daisies[6], daisies[2], *daisies[10 : 12 if QUICK else 39]]
-    raw = np.stack([keras_vit.read_image(path, model) for path in paths])
-    labels = np.array([285] + [985] * (len(paths) - 1))
-else:
-    model, raw, labels = train_on_digits()
-
+model = keras_vit.from_pretrained(weights)
+raw = np.stack([keras_vit.read_image(path, model) for path in paths])
 images = keras_vit.preprocess_input(raw, model)
 config = model.config
 print(f"{model.count_params():,} parameters, {config.num_layers} blocks of {config.num_heads} heads")
-print(f"{len(images)} pictures of {raw.shape[1:]}, {model.config.grid} patches of {config.patch_size} pixels")
+print(f"{len(images)} pictures of {raw.shape[1:]}, {config.grid} patches of {config.patch_size} pixels")
 
 # %% [markdown]
 # ## 2 Predictions
@@ -104,10 +48,9 @@ print(f"{len(images)} pictures of {raw.shape[1:]}, {model.config.grid} patches o
 # pixels); a probability near 1 is common and does not mean that the model knows about everything in the picture.
 
 # %%
-names = [row[0][1].replace("_", " ") for row in keras_vit.decode_predictions(np.eye(config.num_classes), model, top=1)]
 shown = slice(0, 5)
 probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(model.predict(images[shown], verbose=0)))
-inspection.plot_predictions(raw[shown], labels[shown], probabilities, names)
+inspection.plot_predictions(raw[shown], labels[shown], probabilities, model)
 
 # %% [markdown]
 # The five most probable classes of the first picture:
@@ -130,9 +73,9 @@ inspection.plot_embedding_filters(inspection.embedding_filters(model))
 # %% [markdown]
 # ## 4 Position embeddings (figure 7, centre)
 #
-# The tile in row i and column j compares the position embedding of the patch there with those of all patches: yellow is
-# the same direction, dark is the opposite one. Nobody told the model where a patch is: in the paper and here, it has
-# learned that near patches are alike, and that a patch shares something with its row and its column.
+# The tile in row i and column j compares the position embedding of this patch with the embeddings of all patches.
+# Yellow is the same direction, and dark is the opposite one. The model is not given the place of a patch. In the paper
+# and here, it has learned that near patches are alike, and that a patch shares something with its row and its column.
 
 # %%
 inspection.plot_position_similarity(inspection.position_similarity(model))
@@ -167,7 +110,7 @@ for block, heads in enumerate(distance):
 
 # %%
 first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
-inspection.plot_attention_maps(raw[0], first[0], grid_size=model.config.grid)
+inspection.plot_attention_maps(raw[0], first[0], grid_size=config.grid)
 
 # %% [markdown]
 # In the last block, several heads mark the animals. Others read a few patches of the blanket: patches without content
@@ -175,16 +118,16 @@ inspection.plot_attention_maps(raw[0], first[0], grid_size=model.config.grid)
 # them artifacts, and adds register tokens to avoid them).
 
 # %%
-inspection.plot_attention_maps(raw[0], last[0], grid_size=model.config.grid)
+inspection.plot_attention_maps(raw[0], last[0], grid_size=config.grid)
 
 # %% [markdown]
-# Each patch attends too, not the class token alone. The cross marks the patch that asks, in a middle block: some heads
+# Patches attend to other patches too. The cross marks the patch whose attention is drawn, in a middle block: some heads
 # read its surroundings, some read similar places of the whole picture.
 
 # %%
 rows, columns = model.config.grid
 query = config.num_prefix_tokens + (rows // 2) * columns + columns // 4
-inspection.plot_attention_maps(raw[0], middle[0], grid_size=model.config.grid, query=query)
+inspection.plot_attention_maps(raw[0], middle[0], grid_size=config.grid, query=query)
 
 # %% [markdown]
 # ## 7 Attention rollout (figures 6 and 14)
@@ -195,7 +138,7 @@ inspection.plot_attention_maps(raw[0], middle[0], grid_size=model.config.grid, q
 
 # %%
 rollout = inspection.attention_rollout(model, images[:3])
-inspection.plot_attention_rollout(raw[:3], rollout, titles=[names[label] for label in labels[:3]])
+inspection.plot_attention_rollout(raw[:3], rollout, titles=labels[:3])
 
 # %% [markdown]
 # ## 8 Attention for one class
@@ -206,8 +149,9 @@ inspection.plot_attention_rollout(raw[:3], rollout, titles=[names[label] for lab
 
 # %%
 best = np.argsort(-probabilities[0])[:2]
-maps = np.concatenate([inspection.gradient_rollout(model, images[:1], classes=int(label)) for label in best])
-inspection.plot_attention_rollout(np.repeat(raw[:1], 2, axis=0), maps, titles=[f"for {names[label]}" for label in best])
+titles = [f"for {name}" for _, name, _ in keras_vit.decode_predictions(probabilities[:1], model, top=2)[0]]
+maps = inspection.gradient_rollout(model, np.repeat(images[:1], 2, axis=0), classes=best)
+inspection.plot_attention_rollout(np.repeat(raw[:1], 2, axis=0), maps, titles=titles)
 
 # %% [markdown]
 # `inspection.write_report(model, paths, "report.html")` writes all of this to one page, and so does

@@ -49,7 +49,7 @@ def test_stored_notebook_is_its_executed_source(name, run):
     assert not OWN_PATH.findall(shown + "\n".join(cell.source for cell in notebook.cells))
 
 
-@pytest.mark.parametrize("name", ["competition"])
+@pytest.mark.parametrize("name", ["competition", "own_images", "what_a_vit_sees", "notebook_to_server"])
 def test_first_cells_show_picture_without_switches(name):
     cells = nbformat.read(scripts.EXAMPLES / "notebooks" / f"{name}.ipynb", as_version=4).cells
     kinds = {kind for cell in cells[:3] for output in cell.get("outputs", ()) for kind in output.get("data", ())}
@@ -58,6 +58,12 @@ def test_first_cells_show_picture_without_switches(name):
     assert not re.findall(r"QUICK|environ|%config", code)
     # A reader without the repository learns how to run the notebook.
     assert "samples.py" in cells[0].source
+
+
+def test_own_images_take_twenty_lines():
+    cells = nbformat.read(scripts.EXAMPLES / "notebooks" / "own_images.ipynb", as_version=4).cells
+    (code,) = [cell.source for cell in cells if "model.fit" in cell.source and cell.cell_type == "code"]
+    assert len([line for line in code.splitlines() if line.strip()]) == 20 and "samples" not in code
 
 
 def test_own_paths_are_found():
