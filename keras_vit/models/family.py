@@ -192,7 +192,6 @@ class Family:
         for option, value in options.items():
             if option.endswith("_rate"):
                 arguments.rate(option, value)
-        arguments.boolean("remat", options.get("remat", False))
         with _dtype_policy(dtype):
             inputs = keras.Input((*config.image_size, config.in_channels), name="images")
             images = layers.ImageNormalization(config=config, name="normalization")(inputs)
@@ -317,6 +316,7 @@ def changed(preprocessing, value):
 def pre_logits(x, config):
     """Adds a dense tanh layer of `representation_size`. As in the official code, its tanh is a separate layer."""
     if config.representation_size is None:
+        # Keras' Identity has no config with a policy map, so a loaded model could not be saved again.
         return keras.layers.Activation("linear", name="pre_logits")(x)
     init = initializers.LecunNormal()
     x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)

@@ -112,6 +112,7 @@ def connect(
             "Expected patch_dropout_rate=0 with relative or rotary positions, which need all patches. Received: "
             f"patch_dropout_rate={patch_dropout_rate}"
         )
+    arguments.boolean("remat", remat)
     _warn_of_dropped_pixels(config)
     num_prefix_tokens, merged = config.num_prefix_tokens, config.merged_per_block
 
