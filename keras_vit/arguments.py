@@ -70,7 +70,7 @@ def is_number(value):
     """Returns True if `value` is a finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
-    # An integer may be too large for a float.
+    # `math.isfinite` raises an OverflowError for an integer that is too large for a float.
     return abs(value) <= MOST if isinstance(value, numbers.Integral) else math.isfinite(value)
 
 
