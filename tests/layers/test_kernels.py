@@ -115,6 +115,14 @@ def test_heads_join_without_a_copy():
 
 
 @pytest.mark.backends("jax")
+def test_dense_multiplies_one_row_per_token():
+    import jax
+
+    lowered = jax.jit(dense).lower(np.zeros((2, 3, 4)), np.zeros((4, 5)), np.zeros(5)).as_text()
+    assert re.search(r"dot_general.*tensor<6x4xf32>, tensor<4x5xf32>", lowered)
+
+
+@pytest.mark.backends("jax")
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_block_copies_nothing_around_fused_attention(dtype, monkeypatch):
     """The gradient for odd lengths pads queries, keys, values and the output, and reverts each pad."""
