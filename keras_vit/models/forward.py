@@ -61,7 +61,15 @@ def _compiled(function):
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     # With symbolic shapes, PyTorch cannot compile the gradient of EfficientNet's padded convolutions.
     options = {"dynamic": False, **({"isolate_recompiles": True} if isolated else {})}
-    return torch.compile(function, **options)
+    compiled = torch.compile(function, **options)
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        # Keras infers shapes on the device "meta", where compilation would cost time and gain nothing.
+        tensors = [each for each in keras.tree.flatten((args, kwargs)) if isinstance(each, torch.Tensor)]
+        return (function if any(each.is_meta for each in tensors) else compiled)(*args, **kwargs)
+
+    return run
 
 
 def _forward_passes(model):

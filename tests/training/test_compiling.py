@@ -66,6 +66,15 @@ CASES = {
 }
 
 
+def test_compiled_fit_traces_no_inference_of_shapes(without_inductor):
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    losses(build, True, epochs=1)
+    # Keras infers shapes by a call before the first step.
+    assert counters["stats"]["calls_captured"] and not counters["graph_break"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_training_equals_eager_training(case, without_inductor):
