@@ -1,5 +1,7 @@
 """Layers that halve feature maps: pooling, and strided convolutions padded as in TensorFlow or PyTorch."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -7,12 +9,30 @@ from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 
 
+@keras.saving.register_keras_serializable(package="keras_vit")
+class MaxPooling2D(keras.layers.MaxPooling2D):
+    """`keras.layers.MaxPooling2D` with padding "same" for images of (batch, height, width, channels).
+
+    On PyTorch, Keras repeats the pixels at the edge, and the compiled gradient of this padding fails.
+    """
+
+    def call(self, images):
+        if keras.backend.backend() != "torch":
+            return super().call(images)
+        sides = []
+        for size, window, stride in zip(images.shape[1:3], self.pool_size, self.strides, strict=True):
+            total = max((-(-size // stride) - 1) * stride + window - size, 0)
+            sides.append((total // 2, total - total // 2))
+        images = ops.pad(images, ((0, 0), *sides, (0, 0)), constant_values=-math.inf)
+        return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
+
+
 def pooling(pool_type, padding, name, dtype):
     """Returns the layer that halves height and width, rounded up: "max2", "max3" (3 x 3 windows) or "avg2"."""
     options = {"name": name, "dtype": dtype}
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
-    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
+    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else MaxPooling2D
     # Windows of 2 have padding only at the end of an odd side, and averages exclude it.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_vit.layers.downsampling import MaxPooling2D
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.bit import checkpoint, names
 from keras_vit.models.bit.bottleneck import Bottleneck, conv_options, norm_options
@@ -76,7 +77,7 @@ def hybrid_stem(images, config):
     x = StandardizedConv2D(root_width(config), 7, 2, name="root_conv", **conv)(images)
     x = GroupNormalization(name="root_norm", **norm)(x)
     x = keras.layers.Activation("relu", name="root_relu")(x)
-    x = keras.layers.MaxPooling2D(3, 2, padding="same", data_format="channels_last", name="root_pool")(x)
+    x = MaxPooling2D(3, 2, padding="same", data_format="channels_last", name="root_pool")(x)
     return _units(x, config, pre_activation=False)
 
 

@@ -1,0 +1,29 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_vit.layers.downsampling import MaxPooling2D
+
+
+@pytest.mark.parametrize("side", [(7, 8), (2, 1)])
+@pytest.mark.parametrize("pool_size", [2, 3])
+def test_max_pooling_equals_that_of_keras(side, pool_size):
+    images = np.random.default_rng(0).normal(size=(2, *side, 3)).astype("float32")
+    options = {"strides": 2, "padding": "same", "data_format": "channels_last"}
+    ours, theirs = (kind(pool_size, **options) for kind in (MaxPooling2D, keras.layers.MaxPooling2D))
+    np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
+
+
+@pytest.mark.long
+def test_compiled_gradient_of_max_pooling_equals_eager():
+    import torch
+
+    pooling = MaxPooling2D(3, 2, padding="same", data_format="channels_last")
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
+    gradients = []
+    for compiled in (False, True):
+        x = torch.tensor(images, requires_grad=True)
+        call = torch.compile(pooling) if compiled else pooling
+        call(x * 2).sin().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
