@@ -12,9 +12,11 @@ One case again: python benchmarks/fuzz.py --only files --name npz --seed 0 --fir
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import re
@@ -57,7 +59,7 @@ CHECKSUM = {
 }
 CONFIGS = ("config.json", "preprocessor_config.json", "keras", "safetensors_header")
 # As many cases of each name as the whole run has.
-CASES = {"archives": 100, "files": 250, "configs": 50, "pictures": 200, "requests": 500, "kills": 5}
+CASES = {"archives": 100, "files": 250, "configs": 50, "pictures": 200, "requests": 500, "load": 3000, "kills": 5}
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -328,16 +330,20 @@ def run_cases(section, name, seed, first, count, deadline):
     return counts, findings
 
 
+def export_tiny(folder, seed):
+    """Exports a tiny model with random weights."""
+    import keras_vit
+    from tests.tiny import build, randomize
+
+    keras_vit.export.saved_model(randomize(build(), seed), folder, postprocess="classify")
+
+
 class Server:
-    """examples/serve/server.py in front of a tiny model."""
+    """examples/serve/server.py in front of the versions of a model."""
 
-    def __init__(self, folder):
-        import keras_vit
-        from tests.tiny import build
-
-        keras_vit.export.saved_model(build(), Path(folder, "vit", "1"), postprocess="classify", overwrite=True)
+    def __init__(self, folder, port=0):
         self.process = subprocess.Popen(
-            [sys.executable, ROOT / "examples" / "serve" / "server.py", Path(folder, "vit"), "--port", "0"],
+            [sys.executable, ROOT / "examples" / "serve" / "server.py", folder, "--name", "vit", "--port", str(port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -347,11 +353,14 @@ class Server:
 
     def post(self, body, timeout=CASE_SECONDS):
         """Returns the status of the response."""
+        return self.ask(body, timeout)[0]
+
+    def ask(self, body, timeout=CASE_SECONDS):
+        """Returns the status and the body of the response."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:
             connection.request("POST", "/v1/models/vit:predict", body)
             response = connection.getresponse()
-            response.read()
-            return response.status
+            return response.status, response.read()
 
     def raw(self, data, timeout=CASE_SECONDS):
         """Sends bytes that need not be HTTP; returns the status of the first response, or None."""
@@ -369,6 +378,7 @@ def run_requests(seed, first, count, deadline):
     """Sends hostile requests to the server, and good ones beside them; returns results and findings."""
     counts, findings, seconds, done = collections.Counter(), [], [], threading.Event()
     with tempfile.TemporaryDirectory() as folder:
+        export_tiny(Path(folder, "1"), seed)
         server = Server(folder)
         good = json.dumps(GOOD)
 
@@ -423,6 +433,66 @@ def run_requests(seed, first, count, deadline):
             {"section": "requests", "name": "good", "outcome": "slow", "detail": f"{slow} of {len(seconds)}"}
         )
     return result, findings
+
+
+def run_load(seed, count):
+    """Sends `count` requests from 24 clients, 5% of them hostile, and replaces the server by one with a new version.
+
+    A client sends a good request again after status 503 and while no server listens. Each good request must get the
+    answer of one of the two versions. Returns results and findings.
+    """
+    counts, numbers, half = collections.Counter(), itertools.count(), threading.Event()
+    images = np.random.default_rng(seed).uniform(size=(8, 16, 16, 3)).round(3)
+    bodies = [json.dumps({"instances": [image.tolist()]}) for image in images]
+
+    def outcome(number):
+        while True:
+            try:
+                status, answer = server.ask(bodies[number % 8], timeout=60)
+            except ConnectionRefusedError:
+                status = 503
+            except (OSError, http.client.HTTPException) as error:
+                return f"lost: {type(error).__name__}"
+            if status != 503:
+                right = status == 200 and json.loads(answer) in (old[number % 8], new[number % 8])
+                return "answered" if right else f"wrong: status {status}"
+            counts["sent again"] += 1
+            time.sleep(0.1)
+
+    def client():
+        while (number := next(numbers)) < count:
+            if number == count // 2:
+                half.set()
+            if number % 20:
+                counts[outcome(number)] += 1
+                continue
+            way, data = request(rng_of(seed, "load", number))
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                getattr(server, way)(data)
+            counts["hostile"] += 1
+
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(24) as pool:
+        versions, draft = Path(folder, "vit"), Path(folder, "draft")
+        export_tiny(versions / "1", seed)
+        export_tiny(draft / "2", seed + 1)
+        server = Server(draft)
+        new = [json.loads(server.ask(body)[1]) for body in bodies]
+        server.process.terminate()
+        server = Server(versions)
+        old = [json.loads(server.ask(body)[1]) for body in bodies]
+        clients = [pool.submit(client) for _ in range(24)]
+        half.wait()
+        (draft / "2").rename(versions / "2")
+        server.process.terminate()
+        counts[f"exit status {server.process.wait()}"] += 1
+        server = Server(versions, server.port)
+        for each in clients:
+            each.result()
+        server.process.terminate()
+        server.process.wait()
+    bad = {outcome: number for outcome, number in counts.items() if outcome.startswith(("lost", "wrong"))}
+    row = {"section": "load", "name": "load"}
+    return counts, [{**row, "outcome": outcome, "detail": f"{number} of {count}"} for outcome, number in bad.items()]
 
 
 def run_kills(backend, count, deadline):
@@ -483,11 +553,13 @@ def main():
     for section in sections:
         count = args.cases or CASES[section]
         rows = results[section] = {}
-        names = {"requests": ("requests",), "kills": BACKENDS}.get(section) or NAMES[section]
+        names = {"requests": ("requests",), "load": ("load",), "kills": BACKENDS}.get(section) or NAMES[section]
         for name in [name for name in names if args.name in (None, name)]:
             begun = time.monotonic()
             if section == "requests":
                 row, found = run_requests(args.seed, args.first, count, deadline)
+            elif section == "load":
+                row, found = run_load(args.seed, count)
             elif section == "kills":
                 row, found = run_kills(name, count, deadline)
             else:

@@ -20,6 +20,7 @@ import html
 import json
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -40,6 +41,8 @@ import waitress
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 # Seconds that a request may take to arrive, and that a stopped server has to answer the requests under way.
 REQUEST_TIMEOUT, GRACE = 120, 10
+# A stopped server waits until its connections have been silent for this many seconds.
+QUIET = 0.3
 
 # The files of the demo page, beside this one, and their types.
 PAGE = {
@@ -323,6 +326,7 @@ def serve(server, application, connections, request_timeout):
             if now - since > request_timeout:
                 channel.will_close = True
     end = time.monotonic() + GRACE
+    _stop_listening(connections)
     while time.monotonic() < end and any(map(_is_busy, list(connections.values()))):
         # Later requests could not be computed in time.
         application.stopping = time.monotonic() > end - GRACE / 5
@@ -332,9 +336,24 @@ def serve(server, application, connections, request_timeout):
     os._exit(0)
 
 
+def _stop_listening(connections):
+    """Accepts the connections that wait, then closes the sockets that listen, so that clients are refused at once."""
+    for server in [each for each in list(connections.values()) if getattr(each, "accepting", False)]:
+        server.accepting = False
+        # The thread of the server ends its call of poll(), and leaves this socket out of the next one.
+        server.pull_trigger()
+        time.sleep(0.05)
+        waiting = select.poll()
+        waiting.register(server.socket, select.POLLIN)
+        while waiting.poll(0):
+            server.handle_accept()
+        server.socket.close()
+
+
 def _is_busy(connection):
-    """Returns True if a connection has a request or an unsent response."""
-    return any(getattr(connection, name, None) for name in ("request", "requests", "total_outbufs_len"))
+    """Returns True if a connection has a request or an unsent response, or may be about to send its first request."""
+    busy = any(getattr(connection, name, None) for name in ("request", "requests", "total_outbufs_len"))
+    return busy or time.time() - getattr(connection, "last_activity", 0) < QUIET
 
 
 def main(argv=None):

@@ -313,6 +313,8 @@ def test_stopped_server_answers_requests_under_way(number, tmp_path):
             time.sleep(0.7)
             process.send_signal(number)
             time.sleep(0.3)
+            with pytest.raises(ConnectionRefusedError):
+                connected(url)
             arriving.sendall(b"Host: x\r\nContent-Length: 2\r\n\r\n{}")
             assert [each.result() for each in computing] == [(200, {"predictions": [7]})] * 2
             assert arriving.recv(100).startswith(b"HTTP/1.1 200 ")
