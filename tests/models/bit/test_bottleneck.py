@@ -3,21 +3,6 @@ import pytest
 from keras import ops
 
 from keras_vit.models.bit.bottleneck import Bottleneck
-from tests.contract import check_layer
-
-
-@pytest.mark.parametrize(
-    "pre_activation, strides, channels, num_weights",
-    [pytest.param(False, 2, 128, 12, marks=pytest.mark.every_backend), (True, 1, 128, 9)],
-)
-def test_contract(pre_activation, strides, channels, num_weights):
-    check_layer(
-        Bottleneck,
-        {"width": 32, "strides": strides, "pre_activation": pre_activation},
-        (2, 5, 6, channels),
-        output_shape=(2, 3, 3, 128) if strides == 2 else (2, 5, 6, 128),
-        num_weights=num_weights,
-    )
 
 
 @pytest.mark.parametrize("pre_activation", [False, True])

@@ -6,24 +6,11 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
-from tests.contract import check_layer
 from tests.resnet_reference import convolve, standardize
 
 BIT = {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"}
 SIDES = st.integers(1, 12)
 STRIDES = st.integers(1, 3)
-
-
-@pytest.mark.parametrize(
-    "arguments, output_shape",
-    [
-        ({"kernel_size": 3}, (3, 6, 7, 5)),
-        ({"kernel_size": (2, 3), "strides": (2, 1)}, (3, 3, 7, 5)),
-        pytest.param({"kernel_size": 7, "strides": 2, **BIT}, (3, 3, 4, 5), marks=pytest.mark.every_backend),
-    ],
-)
-def test_contract(arguments, output_shape):
-    check_layer(StandardizedConv2D, {"filters": 5, **arguments}, (3, 6, 7, 4), output_shape=output_shape, num_weights=1)
 
 
 @given(

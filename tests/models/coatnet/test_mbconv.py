@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from keras import ops
-from scipy.special import erf
 
 from keras_vit.models.coatnet.mbconv import MBConv
-from tests.contract import check_layer, randomize
+from tests import resnet_reference
+from tests.contract import randomize
+from tests.test_activations import DEFINITIONS
 
 # (arguments, number of weights): the norms have 12, the convolutions and squeeze-and-excitation 7, biases and the
 # projected shortcut the rest.
@@ -19,29 +20,20 @@ KINDS = [
 SIZES = {"filters": 8, "hidden_dim": 12, "reduced_dim": 3, "strides": 2}
 
 
-def gelu(x):
-    return x * 0.5 * (1 + erf(x / np.sqrt(2)))
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
 def windows(x, size, strides, padding, value):
     """The windows of each output pixel, (batch, rows, columns, channels, size, size)."""
-    pads = []
-    for side in x.shape[1:3]:
-        total = max((-(-side // strides) - 1) * strides + size - side, 0)
-        # TensorFlow pads less before than after.
-        pads.append((size // 2, size // 2) if padding == "symmetric" else (total // 2, total - total // 2))
-    x = np.pad(x, [(0, 0), *pads, (0, 0)], constant_values=value)
-    return np.lib.stride_tricks.sliding_window_view(x, (size, size), (1, 2))[:, ::strides, ::strides]
+    size, strides = (size, size), (strides, strides)
+    return resnet_reference.windows(resnet_reference.pad(x, size, strides, padding, value), size, strides)
 
 
 def reference(x, weights, options):
     """The block, written from the paper's equations and the meaning of its arguments."""
     o = {"downsampling": "expansion", "pool_type": "max2", "padding": "same", "activation": "gelu", **SIZES, **options}
-    act = gelu if o["activation"] == "gelu" else lambda x: x * sigmoid(x)
+    act = DEFINITIONS["gelu"] if o["activation"] == "gelu" else lambda x: x * sigmoid(x)
     se_act = (lambda x: np.maximum(x, 0)) if o.get("se_activation") == "relu" else lambda x: x * sigmoid(x)
     strides = o["strides"]
 
@@ -75,20 +67,6 @@ def reference(x, weights, options):
     y = act(norm(y, "depthwise_norm"))
     y = y if o.get("se_before_norm") else squeeze(y)
     return shortcut + dense(y, "project")
-
-
-@pytest.mark.parametrize("options, num_weights", [pytest.param(*KINDS[1], marks=pytest.mark.every_backend), KINDS[5]])
-def test_contract(options, num_weights):
-    strides = options.get("strides", 2)
-    check_layer(
-        MBConv,
-        {**SIZES, **options},
-        (2, 5, 6, 8 if strides == 1 else 4),
-        output_shape=(2, 3, 3, 8) if strides == 2 else (2, 5, 6, 8),
-        num_weights=num_weights,
-        num_non_trainable=6,
-        num_seeds=int("drop_path_rate" in options),
-    )
 
 
 @pytest.mark.parametrize("options, num_weights", KINDS)

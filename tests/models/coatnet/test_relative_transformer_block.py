@@ -3,33 +3,9 @@ import pytest
 from keras import ops
 
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
-from tests.contract import check_layer, randomize
+from tests.contract import randomize
 
 SIZES = {"num_heads": 2, "head_dim": 3, "units": 8, "grid_size": (3, 2)}
-HALVED = {"strides": 2, "pool_type": "max3", "padding": "symmetric", "norm": "batch", "layer_scale_init": 0.5}
-
-
-# Norms, attention, MLP; then the statistics of norms, the scales and a shortcut without a bias.
-@pytest.mark.parametrize(
-    "options, channels, num_weights, num_non_trainable",
-    [
-        ({}, 8, 13, 0),
-        pytest.param({**HALVED, "shortcut_bias": False}, 4, 20, 4, marks=pytest.mark.every_backend),
-        ({"position_mlp_dim": 4, "drop_path_rate": 0.1}, 8, 16, 0),
-    ],
-)
-def test_contract(options, channels, num_weights, num_non_trainable):
-    strides = options.get("strides", 1)
-    check_layer(
-        RelativeTransformerBlock,
-        {**SIZES, **options},
-        (2, 5, 4, channels) if strides == 2 else (2, 3, 2, channels),
-        output_shape=(2, 3, 2, 8),
-        num_weights=num_weights,
-        num_non_trainable=num_non_trainable,
-        num_seeds=2 * ("drop_path_rate" in options),
-        no_gradient=("position_bias_2",),
-    )
 
 
 @pytest.mark.parametrize("pool_type, combine", [("max2", np.max), ("avg2", np.mean)])

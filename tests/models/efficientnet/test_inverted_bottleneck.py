@@ -3,34 +3,6 @@ import pytest
 from keras import ops
 
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck
-from tests.contract import check_layer
-
-
-@pytest.mark.parametrize(
-    "arguments, channels, output, num_weights",
-    [
-        ({"filters": 8, "kernel_size": 3, "expansion": 1}, 8, (3, 5, 6, 8), 14),
-        ({"filters": 8, "kernel_size": 5, "drop_path_rate": 0.01, "seed": 0}, 8, (3, 5, 6, 8), 19),
-        pytest.param(
-            {"filters": 12, "kernel_size": 5, "strides": 2, "padding": "symmetric"},
-            8,
-            (3, 3, 3, 12),
-            19,
-            marks=pytest.mark.every_backend,
-        ),
-    ],
-)
-def test_contract(arguments, channels, output, num_weights):
-    norms = 2 if arguments.get("expansion") == 1 else 3
-    check_layer(
-        InvertedBottleneck,
-        arguments,
-        (3, 5, 6, channels),
-        output_shape=output,
-        num_weights=num_weights,
-        num_non_trainable=2 * norms,
-        num_seeds=int("seed" in arguments),
-    )
 
 
 def test_norms_learn_with_the_official_momentum():

@@ -3,34 +3,12 @@ import pytest
 from keras import ops
 
 from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
-from tests.contract import check_layer, randomize
-
-
-@pytest.mark.parametrize(
-    "arguments, shape, num_norms, num_seeds",
-    [
-        pytest.param(
-            {"width": 4, "strides": 2, "drop_path_rate": 0.2, "seed": 8},
-            (2, 3, 3, 4),
-            3,
-            1,
-            marks=pytest.mark.every_backend,
-        ),
-        ({"width": 1, "strides": 2, "bottleneck": True}, (2, 3, 3, 4), 4, 0),
-    ],
-)
-def test_contract(arguments, shape, num_norms, num_seeds):
-    numbers = {"num_weights": 5 * num_norms, "num_non_trainable": 2 * num_norms, "num_seeds": num_seeds}
-    inputs = (2, 5, 6, shape[-1]) if arguments.get("strides", 1) == 1 else (2, 5, 6, 3)
-    check_layer(ResNetBlock, arguments, inputs, output_shape=shape, **numbers)
+from tests.contract import randomize
+from tests.resnet_reference import convolve
 
 
 def convolved(x, kernel, strides):
-    """A convolution with as much padding on all sides as the kernel reaches over them."""
-    reach = kernel.shape[0] // 2
-    x = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))[:, ::strides, ::strides]
-    return np.einsum("bijcyx,yxcf->bijf", windows, kernel)
+    return convolve(x, kernel, (strides, strides), "symmetric")
 
 
 @pytest.mark.parametrize("strides", [1, 2])
