@@ -26,6 +26,8 @@ NARROW = {"embed_dim": 32, "num_heads": 2, **SIZES}
 NORM = functools.partial(torch.nn.LayerNorm, eps=1e-6)
 DINO = {"norm_layer": NORM, "img_size": [32], "qkv_bias": True, **WIDE}
 DINOV2 = {"img_size": 32, "init_values": 1.0, **WIDE}
+REGISTERS = {"ffn_layer": "swiglu", "num_register_tokens": 2, "block_chunks": 1}
+REGISTERS |= {"interpolate_antialias": True, "interpolate_offset": 0.0}
 DINOV3 = {"img_size": 32, "ffn_layer": "swiglu", "ffn_ratio": 2, "layerscale_init": 1.0, "norm_layer": "layernormbf16"}
 DINOV3 |= {"n_storage_tokens": 2, "mask_k_bias": True, "pos_embed_rope_dtype": "fp32", **NARROW}
 EVA02 = {"img_size": 32, "mlp_ratio": 2, "qkv_bias": True, "norm_layer": NORM, **NARROW}
@@ -81,11 +83,6 @@ def dinov2(folder, **settings):
     return module, module, IMAGES
 
 
-def dinov2_registers(folder):
-    resize = {"interpolate_antialias": True, "interpolate_offset": 0.0}
-    return dinov2(folder, ffn_layer="swiglu", num_register_tokens=2, block_chunks=1, **resize)
-
-
 def dinov3(folder):
     code = load(folder, "dinov3", "dinov3.models.vision_transformer")
     module = code.DinoVisionTransformer(untie_global_and_local_cls_norm=True, **DINOV3)
@@ -112,7 +109,7 @@ CASES = {
     "original_clip": clip,
     "original_dino": dino,
     "original_dinov2": dinov2,
-    "original_dinov2_registers": dinov2_registers,
+    "original_dinov2_registers": lambda folder: dinov2(folder, **REGISTERS),
     "original_dinov3": dinov3,
     "original_ijepa": ijepa,
     "original_eva02_packed": lambda folder: eva02(folder, swiglu=True),

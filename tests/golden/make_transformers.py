@@ -22,54 +22,31 @@ TINY = {**SMALL, "intermediate_size": 48, "num_hidden_layers": 1}
 GATED = {"use_swiglu_ffn": True, "mlp_ratio": 2, "num_labels": 10}
 # The (height, width) of images whose size differs from that of the weights.
 OTHER = (40, 24)
-# The model, its configuration and its number of images, or a function that computes the output for the other size.
+DINOV3 = {"num_register_tokens": 2, "use_gated_mlp": True, "hidden_act": "silu", **TINY}
+BIT = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [2, 1], "num_labels": 10}
+# The model, its configuration, and the number of images or, for images of the other size, the name of the output.
 CASES = {
-    "hf_vit": (transformers.ViTForImageClassification, transformers.ViTConfig(**CLASSIFIER), 3),
-    "hf_deit_distilled": (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTConfig(**CLASSIFIER), 3),
-    "hf_dinov2": (transformers.Dinov2Model, transformers.Dinov2Config(mlp_ratio=2, **SMALL), 2),
-    "hf_dinov2_reg2": (
-        transformers.Dinov2WithRegistersModel,
-        transformers.Dinov2WithRegistersConfig(mlp_ratio=2, num_register_tokens=2, **SMALL),
-        2,
-    ),
-    "hf_siglip": (transformers.SiglipVisionModel, transformers.SiglipVisionConfig(intermediate_size=64, **SMALL), 2),
-    "hf_bit": (
-        transformers.BitForImageClassification,
-        transformers.BitConfig(embedding_size=32, hidden_sizes=[128, 256], depths=[2, 1], num_labels=10),
-        2,
-    ),
-    "hf_clip": (
-        transformers.CLIPVisionModelWithProjection,
-        transformers.CLIPVisionConfig(projection_dim=10, **TINY),
-        lambda module, images: module(images, interpolate_pos_encoding=True).image_embeds,
-    ),
-    "hf_dinov2_gated": (
-        transformers.Dinov2ForImageClassification,
-        transformers.Dinov2Config(**SMALL | GATED),
-        lambda module, images: module(images).logits,
-    ),
-    "hf_dinov3_gated": (
-        transformers.DINOv3ViTModel,
-        transformers.DINOv3ViTConfig(num_register_tokens=2, use_gated_mlp=True, hidden_act="silu", **TINY),
-        lambda module, images: module(images).pooler_output,
-    ),
-    "hf_ijepa": (
-        transformers.IJepaForImageClassification,
-        transformers.IJepaConfig(num_labels=10, **TINY),
-        lambda module, images: module(images, interpolate_pos_encoding=True).logits,
-    ),
-    "hf_mae": (
-        transformers.ViTMAEModel,
-        transformers.ViTMAEConfig(mask_ratio=0.0, **TINY),
-        lambda module, images: module(images, interpolate_pos_encoding=True).last_hidden_state[:, 0],
-    ),
+    "hf_vit": ("ViTForImageClassification", CLASSIFIER, 3),
+    "hf_deit_distilled": ("DeiTForImageClassificationWithTeacher", CLASSIFIER, 3),
+    "hf_dinov2": ("Dinov2Model", {"mlp_ratio": 2, **SMALL}, 2),
+    "hf_dinov2_reg2": ("Dinov2WithRegistersModel", {"mlp_ratio": 2, "num_register_tokens": 2, **SMALL}, 2),
+    "hf_siglip": ("SiglipVisionModel", {"intermediate_size": 64, **SMALL}, 2),
+    "hf_bit": ("BitForImageClassification", BIT, 2),
+    "hf_clip": ("CLIPVisionModelWithProjection", {"projection_dim": 10, **TINY}, "image_embeds"),
+    "hf_dinov2_gated": ("Dinov2ForImageClassification", SMALL | GATED, "logits"),
+    "hf_dinov3_gated": ("DINOv3ViTModel", DINOV3, "pooler_output"),
+    "hf_ijepa": ("IJepaForImageClassification", {"num_labels": 10, **TINY}, "logits"),
+    "hf_mae": ("ViTMAEModel", {"mask_ratio": 0.0, **TINY}, "last_hidden_state"),
 }
 
 
-def answers(module, images, output):
+def answers(module, images, name):
     with torch.no_grad():
-        if callable(output):
-            return {"features": output(module.eval(), images).numpy()}
+        if isinstance(name, str):
+            # DINOv2 and DINOv3 accept any size without this option.
+            options = {} if "dinov" in module.config.model_type else {"interpolate_pos_encoding": True}
+            found = module.eval()(images, **options)[name]
+            return {"features": (found[:, 0] if name == "last_hidden_state" else found).numpy()}
         output = module.eval()(images, output_hidden_states=True)
     if "logits" not in output:
         taps = {f"tap/block_{i:02d}": x for i, x in enumerate(output.hidden_states[1:])}
@@ -85,8 +62,9 @@ def answers(module, images, output):
 
 args = arguments()
 for name in args.names or CASES:
-    kind, config, output = CASES[name]
-    path, options = HERE / f"{name}.io.npz", {"attn_implementation": "eager"}
+    kind, settings, output = CASES[name]
+    kind, path, options = getattr(transformers, kind), HERE / f"{name}.io.npz", {"attn_implementation": "eager"}
+    config = kind.config_class(**settings)
     if args.check:
         io = dict(np.load(path))
         images = torch.from_numpy(io.pop("images")).permute(0, 3, 1, 2)
@@ -99,7 +77,7 @@ for name in args.names or CASES:
         if ".conv" in key:
             parameter.data = torch.from_numpy(spread(parameter.detach().numpy()))
     module.save_pretrained(HERE / name)
-    batch, size = (2, OTHER) if callable(output) else (output, (SIZES["image_size"],) * 2)
+    batch, size = (2, OTHER) if isinstance(output, str) else (output, (SIZES["image_size"],) * 2)
     if config.model_type == "bit":
         size = (64, 96)
     images = torch.randn((batch, 3, *size), generator=generator)
