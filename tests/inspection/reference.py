@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from tests import contract, tiny
+from tests.test_activations import DEFINITIONS
 
 # Models for which maps, distances and rollouts are compared with the definitions.
 MODELS = {
@@ -22,8 +23,7 @@ def build(**changes):
     model = tiny.build(**{"image_size": (8, 12), **changes})
     contract.randomize(model, np.random.default_rng(0), scale=0.3)
     shape = [side or 16 for side in model.input_shape[1:]]
-    images = np.random.default_rng(1).normal(size=(2, *shape)).astype("float32")
-    return model, images
+    return model, np.random.default_rng(1).normal(size=(2, *shape)).astype("float32")
 
 
 def weights_of(model):
@@ -51,10 +51,6 @@ def dense(x, w, name):
     return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
 
 
-def gelu_tanh(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
 def tokens_of(w, images, patch):
     """Returns patches after the prefix tokens, in the builder's order, with learned positions added."""
     batch, height, width, channels = images.shape
@@ -64,8 +60,7 @@ def tokens_of(w, images, patch):
     x = x @ w["patch_embedding/kernel"].reshape(x.shape[-1], -1) + w["patch_embedding/bias"]
     for name in ("registers", "distillation_token", "class_token"):
         if f"{name}/tokens" in w:
-            tokens = w[f"{name}/tokens"]
-            x = np.concatenate([np.repeat(tokens, batch, axis=0), x], axis=1)
+            x = np.concatenate([np.repeat(w[f"{name}/tokens"], batch, axis=0), x], axis=1)
     positions = w["position_embedding/embeddings"]
     num_registers = x.shape[1] - positions.shape[1]
     # Registers lie between the other prefix tokens and the patches, and have no position embedding.
@@ -97,7 +92,7 @@ def run(model, images, patch=4, num_heads=3, changes=None):
         maps.append(scores)
         joined = (scores @ v).transpose(0, 2, 1, 3).reshape(batch, length, -1)
         x = x + dense(joined, w, f"{name}/attention/out")
-        h = gelu_tanh(dense(norm(x, w, f"{name}/norm_2"), w, f"{name}/mlp/dense_1"))
+        h = DEFINITIONS["gelu_tanh"](dense(norm(x, w, f"{name}/norm_2"), w, f"{name}/mlp/dense_1"))
         x = x + dense(h, w, f"{name}/mlp/dense_2")
     x = norm(x, w, "norm")
     num_prefix = length - (images.shape[1] // patch) * (images.shape[2] // patch)

@@ -7,6 +7,13 @@ from keras_vit.activations import gelu_tanh
 from keras_vit.layers.dense import Dense
 
 
+def built(*kinds):
+    layers = [kind(6) for kind in kinds]
+    for layer in layers:
+        layer.build((None, 8))
+    return layers
+
+
 @pytest.mark.every_backend
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_dense_reloads_with_its_dtype(dtype, tmp_path):
@@ -24,10 +31,8 @@ def test_dense_reloads_with_its_dtype(dtype, tmp_path):
 @pytest.mark.every_backend
 @pytest.mark.parametrize("shape", [(3, 8), (2, 3, 4, 8), (0, 5, 8), (2, 0, 8)])
 def test_dense_equals_keras_dense(shape):
-    layer, keras_layer = Dense(6), keras.layers.Dense(6)
+    layer, keras_layer = built(Dense, keras.layers.Dense)
     rng = np.random.default_rng(0)
-    for each in (layer, keras_layer):
-        each.build((None, *shape[1:]))
     keras_layer.set_weights([rng.normal(size=weight.shape) for weight in keras_layer.weights])
     layer.set_weights(keras_layer.get_weights())
     x = rng.normal(size=shape).astype("float32")
@@ -84,9 +89,7 @@ def test_subclass_with_another_call_is_not_quantized():
         def call(self, inputs, training=None):
             return 2 * super().call(inputs, training=training)
 
-    layers = Dense(6), Doubled(6)
-    for layer in layers:
-        layer.build((None, 8))
+    layers = built(Dense, Doubled)
     layers[0].quantize("int8")
     assert layers[0].quantization_mode == "int8"
     with pytest.raises(NotImplementedError):
@@ -94,9 +97,7 @@ def test_subclass_with_another_call_is_not_quantized():
 
 
 def test_lora_weights_merge_into_a_layer_without_lora():
-    layers = [Dense(6), Dense(6)]
-    for layer in layers:
-        layer.build((None, 8))
+    layers = built(Dense, Dense)
     layers[0].enable_lora(2, lora_alpha=5)
     rng, state = np.random.default_rng(0), {}
     layers[0].set_weights([rng.normal(size=w.shape) for w in layers[0].get_weights()])
@@ -108,9 +109,7 @@ def test_lora_weights_merge_into_a_layer_without_lora():
 
 
 def test_quantized_layer_refuses_lora_weights():
-    layers = [Dense(6), Dense(6)]
-    for layer in layers:
-        layer.build((None, 8))
+    layers = built(Dense, Dense)
     layers[0].enable_lora(2)
     for layer in layers:
         layer.quantize("int8")

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_vit.layers import TransformerBlock
 from tests.contract import randomize
+from tests.layers.test_token_merging import layer_norm
 
 TOKENS = np.random.default_rng(0).normal(size=(3, 5, 8)).astype("float32")
 
@@ -14,11 +15,6 @@ def build(**arguments):
     block.build(TOKENS.shape)
     randomize(block, np.random.default_rng(1), scale=0.3)
     return block
-
-
-def layer_norm(x, norm):
-    gamma, beta = norm.get_weights()
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + norm.epsilon) * gamma + beta
 
 
 @pytest.mark.parametrize("num_outputs", [1, 9])
@@ -41,8 +37,7 @@ def test_definition(layer_scale_init, epsilon):
     scale_1, scale_2 = (
         1 if scale is None else scale.get_weights()[0] for scale in (block.layer_scale_1, block.layer_scale_2)
     )
-    attention = ops.convert_to_numpy(block.attention(layer_norm(TOKENS, block.norm_1)))
-    middle = TOKENS + scale_1 * attention
+    middle = TOKENS + scale_1 * ops.convert_to_numpy(block.attention(layer_norm(TOKENS, block.norm_1)))
     expected = middle + scale_2 * ops.convert_to_numpy(block.mlp(layer_norm(middle, block.norm_2)))
     np.testing.assert_allclose(ops.convert_to_numpy(block(TOKENS)), expected, rtol=1e-5, atol=1e-5)
 

@@ -39,27 +39,22 @@ def prefixed(weights, prefix):
 
 
 @pytest.mark.parametrize(
-    "prefix",
-    ["module._orig_mod.", "_orig_mod.module.", "timm_model.", "backbone.", "module.model."],
+    "prefix", ["module._orig_mod.", "_orig_mod.module.", "timm_model.", "backbone.", "module.model."]
 )
 def test_wrapper_prefixes_are_removed(prefix, weights, model, tmp_path):
     assert_same(tmp_path / "w.pth", prefixed(weights, prefix), model)
 
 
 @pytest.mark.parametrize("average, raw", [("state_dict_ema", "state_dict"), ("model_ema", "model"), ("ema", "net")])
-def test_moving_average_is_read_before_raw_weights(average, raw, weights, model, tmp_path):
+@pytest.mark.parametrize("wrap", [lambda average: average, lambda average: {"module": average, "decay": 0.9}])
+def test_moving_average_is_read_before_raw_weights(average, raw, wrap, weights, model, tmp_path):
     other = {key: value + 1 for key, value in weights.items()}
-    assert_same(tmp_path / "w.pth", {raw: other, average: weights}, model)
+    assert_same(tmp_path / "w.pth", {raw: other, average: wrap(weights)}, model)
 
 
 @pytest.mark.parametrize("average", [{"decay": 0.99}, {}, 5])
 def test_entry_named_ema_without_weights_is_ignored(average, weights, model, tmp_path):
     assert_same(tmp_path / "w.pth", {"state_dict": weights, "ema": average}, model)
-
-
-def test_average_wrapped_with_its_decay_is_read(weights, model, tmp_path):
-    other = {key: value + 1 for key, value in weights.items()}
-    assert_same(tmp_path / "w.pth", {"state_dict": other, "ema": {"module": weights, "decay": 0.9}}, model)
 
 
 @pytest.mark.parametrize("keys", [("model",), ("model", "model_ema")])

@@ -157,14 +157,10 @@ def test_translation_names_no_argument_that_the_family_lacks(name):
     assert not re.search("num_layers|hidden_dim|pooling=", str(caught.value))
 
 
-@pytest.mark.parametrize("pooling, hint", [("avg", 'Did you mean "gap"'), ("max", "No layer .* pools the maximum")])
-def test_pooling_of_other_libraries_is_translated(pooling, hint):
-    refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
-
-
-def test_pooling_that_is_no_string_is_refused():
-    with pytest.raises(ValueError, match=r"`pooling`. Expected one of 'token', .*Received: \['avg'\]"):
-        keras_vit.ViTB16(pooling=["avg"])
+def test_pooling_of_other_libraries_is_translated():
+    for pooling, hint in {"avg": 'Did you mean "gap"', "max": "No layer .* pools the maximum"}.items():
+        refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
+    refuses(r"`pooling`. Expected one of 'token', .*Received: \['avg'\]", keras_vit.ViTB16, pooling=["avg"])
 
 
 def test_class_names_of_version_0_2_are_known():

@@ -99,11 +99,14 @@ def test_file_with_lora_has_to_be_merged_first(tmp_path):
     assert keras_vit.from_pretrained(saved(merge_lora(model), tmp_path), image_size=24).input_shape == (None, 24, 24, 3)
 
 
-def test_model_around_a_builder_cannot_be_changed(tmp_path):
-    backbone = build(num_classes=0)
-    path = saved(keras.Model(backbone.input, keras.layers.Dense(2)(backbone.output)), tmp_path)
-    assert keras_vit.from_pretrained(path).output_shape == (None, 2)
-    refuses("whole model .* Received: a Functional around it", keras_vit.from_pretrained, path, image_size=24)
+def test_model_around_a_builder_or_without_its_head_cannot_be_changed(tmp_path):
+    model = build()
+    around = keras.Model(model.input, keras.layers.Dense(2)(model.output))
+    cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
+    for changed, units, name in ((around, 2, "a Functional around it"), (cut, 12, "one which was cut before its head")):
+        path = saved(changed, tmp_path)
+        assert keras_vit.from_pretrained(path).output_shape == (None, units)
+        refuses(f"whole model .* Received: {name}", keras_vit.from_pretrained, path, image_size=24)
 
 
 def test_any_size_keeps_the_size_of_the_tables(tmp_path):
@@ -126,13 +129,6 @@ def test_folded_model_cannot_be_changed(tmp_path):
     path = saved(keras_vit.fold_preprocessing(build(include_preprocessing=True)), tmp_path)
     assert keras_vit.from_pretrained(path).get_layer("normalization").folded
     refuses("whole model .* Received: one folded by", keras_vit.from_pretrained, path, image_size=24)
-
-
-def test_model_cut_before_its_head_cannot_be_changed(tmp_path):
-    model = build()
-    path = saved(cut_from(model, model.input, model.get_layer("pre_logits").output), tmp_path)
-    assert keras_vit.from_pretrained(path).output_shape == (None, 12)
-    refuses("which was cut before its head", keras_vit.from_pretrained, path, image_size=24)
 
 
 def test_class_names_have_to_fit_the_classes(tmp_path):

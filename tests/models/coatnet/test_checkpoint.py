@@ -23,7 +23,24 @@ GOLDEN = {
     "coatnet_rmlp_1_rw": {"transformer_rel_pos_dim": 12, **HEADS},
     "coatnet_bn_0_rw": HEADS,
 }
+# These have the arithmetic of Keras' code and of timm's.
+EVERYWHERE = dict.fromkeys(("coatnet_0", "coatnet_rmlp_1_rw"), pytest.mark.every_backend)
 CFG = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95, "mean": [0.5] * 3, "std": [0.5] * 3}
+UNSUPPORTED = [
+    ({"architecture": "maxvit_tiny_rw_224"}, "'maxvit_tiny_rw_224' of timm is not supported, .*coatnet_0_rw_224"),
+    ({"args": {"conv_kernel_size": 5}}, "conv_kernel_size=5 is not supported"),
+    ({"args": {"conv_stride_mode": "wide"}}, "conv_stride_mode='wide' is not supported.*one of '1x1', 'dw'"),
+    ({"args": {"conv_pool_type": "max"}}, "model_args of conv_pool_type and transformer_pool_type differ"),
+    ({"args": {"transformer_rel_pos_type": "bias_tf"}}, "transformer_rel_pos_type='bias_tf' is not supported"),
+    ({"args": {"block_type": ["C", "T", "C", "TC"]}}, "blocks of block_type=.* are not supported"),
+    ({"args": {"depths": [1, 1]}}, "model_args of block_type=.* and depths=.* differ"),
+    ({"args": {"embed_dim": 7}}, "model_args do not fit. .*`widths`"),
+    ({"args": {"layer_norm": "x"}}, "model_args of layer_norm='x' are not supported"),
+    ({"global_pool": "max"}, "global_pool='max' is not supported"),
+]
+SAVED = [("test_coatnet", {"image_size": 64}), ("coatnet_0", {"image_size": (64, 96)})]
+SAVED += [("coatnet_nano_cc", {"image_size": 64}), ("coatnet_rmlp_nano_rw", {"image_size": 64})]
+SAVED += [("coatnet_0_rw", {"image_size": 64, "num_classes": 0, "in_channels": 1})]
 
 
 def folder(path, name="coatnet_0_rw", architecture=None, args=None, **config):
@@ -38,14 +55,7 @@ def check_golden(model, name):
     np.testing.assert_allclose(outputs(model, io["images"]), io["logits"], atol=1e-5 * np.abs(io["logits"]).max())
 
 
-# These models have the arithmetic of Keras' code and of timm's.
-@pytest.mark.every_backend
-@pytest.mark.parametrize("name", ["coatnet_0", "coatnet_rmlp_1_rw"])
-def test_timm_folder_gives_logits_of_timm(name, tmp_path):
-    check_golden(keras_vit.from_pretrained(folder(tmp_path, name)), name)
-
-
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=EVERYWHERE.get(name, ())) for name in GOLDEN])
 def test_state_dict_of_timm_comes_back_bit_for_bit(name, tmp_path):
     model = keras_vit.from_pretrained(folder(tmp_path / "timm", name))
     assert model.name == name and model.config.image_size == (32, 64)
@@ -78,32 +88,14 @@ def test_builder_takes_file_and_refuses_other_settings(tmp_path):
         other = keras_vit.CoAtNet("coatnet_0_rw", **{**sizes, **changes})
         check_refused(f"was trained with {name}=", path, into=other)
         keras_vit.load_weights(other, path, allow=name)
-    changed = keras_vit.from_pretrained(path, downsampling="depthwise")
-    assert changed.config.downsampling == "depthwise"
+    assert keras_vit.from_pretrained(path, downsampling="depthwise").config.downsampling == "depthwise"
     # A new head keeps the hidden layer.
     model = keras_vit.from_pretrained(folder(tmp_path / "timm", "coatnet_0"), num_classes=3)
     assert model.output_shape == (None, 3) and model.config.representation_size == 12
     assert not keras.ops.convert_to_numpy(model.get_layer("head").kernel).any()
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"architecture": "maxvit_tiny_rw_224"}, "'maxvit_tiny_rw_224' of timm is not supported, .*coatnet_0_rw_224"),
-        ({"args": {"conv_kernel_size": 5}}, "conv_kernel_size=5 is not supported"),
-        (
-            {"args": {"conv_stride_mode": "wide"}},
-            "conv_stride_mode='wide' is not supported.*one of '1x1', 'dw'",
-        ),
-        ({"args": {"conv_pool_type": "max"}}, "model_args of conv_pool_type and transformer_pool_type differ"),
-        ({"args": {"transformer_rel_pos_type": "bias_tf"}}, "transformer_rel_pos_type='bias_tf' is not supported"),
-        ({"args": {"block_type": ["C", "T", "C", "TC"]}}, "blocks of block_type=.* are not supported"),
-        ({"args": {"depths": [1, 1]}}, "model_args of block_type=.* and depths=.* differ"),
-        ({"args": {"embed_dim": 7}}, "model_args do not fit. .*`widths`"),
-        ({"args": {"layer_norm": "x"}}, "model_args of layer_norm='x' are not supported"),
-        ({"global_pool": "max"}, "global_pool='max' is not supported"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", UNSUPPORTED)
 def test_unsupported_timm_config_is_refused(changes, message, tmp_path):
     check_refused(message, folder(tmp_path / "timm", **changes))
 
@@ -126,8 +118,7 @@ def test_state_dict_of_unknown_size_needs_variant():
     path = GOLDEN_FOLDER / "timm_coatnet_0_rw.safetensors"
     check_refused("Pass preprocessing=, variant= to from_pretrained", path)
     given = {"variant": "coatnet_0_rw", "image_size": (32, 64), "preprocessing": keras_vit.Preprocessing()}
-    model = keras_vit.from_pretrained(path, **given)
-    check_golden(model, "coatnet_0_rw")
+    check_golden(keras_vit.from_pretrained(path, **given), "coatnet_0_rw")
 
 
 @pytest.mark.parametrize(
@@ -150,16 +141,7 @@ def test_model_beyond_timm_is_not_written(changes, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "variant, changes",
-    [
-        ("test_coatnet", {"image_size": 64}),
-        ("coatnet_0", {"image_size": (64, 96)}),
-        ("coatnet_nano_cc", {"image_size": 64}),
-        ("coatnet_rmlp_nano_rw", {"image_size": 64}),
-        ("coatnet_0_rw", {"image_size": 64, "num_classes": 0, "in_channels": 1}),
-    ],
-)
+@pytest.mark.parametrize("variant, changes", SAVED)
 def test_timm_computes_same_from_saved_folder(variant, changes, tmp_path):
     timm, torch = peer("timm"), peer("torch")
     model = keras_vit.CoAtNet(variant, **{"num_classes": 3, **changes})

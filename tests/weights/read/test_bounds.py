@@ -45,8 +45,3 @@ def test_script_with_shared_arrays_and_modules_is_read(tmp_path):
     _, arrays = contents(tmp_path / "model.pt")
     assert list(arrays) == ["0.weight", "1.weight"]
     np.testing.assert_array_equal(arrays["1.weight"], np.arange(6))
-
-
-def test_pickle_of_safe_values_is_read(tmp_path):
-    torch.save({"model": {"w": torch.ones(2)}, "epochs": [1, 2], "sizes": torch.Size([1])}, tmp_path / "file.pth")
-    assert list(open_checkpoint(tmp_path / "file.pth").entries) == ["w"]

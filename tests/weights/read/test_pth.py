@@ -13,6 +13,18 @@ from keras_vit.weights.read import open_checkpoint
 from tests.weights.read.damage import Bomb, check_damage, contents, refusal
 
 torch = pytest.importorskip("torch")
+OTHER_VALUES = [
+    ({"w": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}, "'bn.num_batches_tracked' is of dtype"),
+    ({"w": torch.ones(2), "epoch": 3}, "'epoch' is a int, expected a tensor"),
+    ({"w": torch.ones(2), 3: torch.ones(2)}, "3 is a Tensor, expected a tensor by a name"),
+    ({"w": torch.ones(2).to_sparse()}, "'w' is of dtype torch.float32 and torch.sparse_coo"),
+    ({"w": torch.ones(1).expand(1 << 40)}, "'w' of shape (1099511627776,) is larger than its data"),
+    ({"heads": {"w": torch.ones(2)}}, "'heads' is a dict"),
+    ({}, "instead of a state dict"),
+    (torch.ones(2), "holds a Tensor instead of a state dict"),
+    ([torch.ones(2)], "holds a list instead of a state dict"),
+    ({"w": torch.tensor([1.0, float("nan")])}, "'w' holds 1 NaN"),
+]
 
 
 @pytest.fixture
@@ -31,11 +43,11 @@ def save(request, path):
 
 
 @pytest.mark.parametrize(
-    "wrapper",
-    [None, "model", "state_dict", "model_state_dict", "net", "ema", "module", "teacher", "target_encoder"],
+    "wrapper", [None, "model", "state_dict", "model_state_dict", "net", "ema", "module", "teacher", "target_encoder"]
 )
 def test_state_dict_is_read_from_each_wrapper(path, save, state, arrays, wrapper):
     more = {"optimizer": {"step": torch.tensor(3)}, "epoch": 300, "args": argparse.Namespace(lr=0.1)}
+    more |= {"epochs": [1, 2], "sizes": torch.Size([1])}
     save(state if wrapper is None else {wrapper: state, **more})
     checkpoint = open_checkpoint(path)
     assert checkpoint.container == "pth" and checkpoint.facts == {"wrapper": wrapper, "others": []}
@@ -114,21 +126,7 @@ def test_torchscript_with_other_objects_is_refused(path, tmp_path):
         assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ({"w": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}, "'bn.num_batches_tracked' is of dtype"),
-        ({"w": torch.ones(2), "epoch": 3}, "'epoch' is a int, expected a tensor"),
-        ({"w": torch.ones(2), 3: torch.ones(2)}, "3 is a Tensor, expected a tensor by a name"),
-        ({"w": torch.ones(2).to_sparse()}, "'w' is of dtype torch.float32 and torch.sparse_coo"),
-        ({"w": torch.ones(1).expand(1 << 40)}, "'w' of shape (1099511627776,) is larger than its data"),
-        ({"heads": {"w": torch.ones(2)}}, "'heads' is a dict"),
-        ({}, "instead of a state dict"),
-        (torch.ones(2), "holds a Tensor instead of a state dict"),
-        ([torch.ones(2)], "holds a list instead of a state dict"),
-        ({"w": torch.tensor([1.0, float("nan")])}, "'w' holds 1 NaN"),
-    ],
-)
+@pytest.mark.parametrize("value, expected", OTHER_VALUES)
 def test_values_other_than_float_tensors_are_refused(path, save, value, expected):
     save(value)
     assert expected in refusal(path)
