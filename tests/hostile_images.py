@@ -6,6 +6,11 @@ import zlib
 
 from PIL import Image
 
+CHUNKS = (
+    *(b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"PLTE", b"tRNS", b"sPLT", b"pCAL", b"sCAL", b"hIST", b"abCd"),
+    *(b"IDAT", b"IEND"),
+)
+
 
 def segment(marker, data):
     return b"\xff" + bytes([marker]) + struct.pack(">H", len(data) + 2) + data
@@ -75,12 +80,6 @@ def gif(frames, screen, frame):
     data = file.getvalue()
     start = 13 + 3 * 2 ** ((data[10] & 7) + 1)
     return data[:6] + struct.pack("<HH", *screen) + data[10:start] + data[start:-1] * frames + b";"
-
-
-CHUNKS = (
-    *(b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"PLTE", b"tRNS", b"sPLT", b"pCAL", b"sCAL", b"hIST", b"abCd"),
-    *(b"IDAT", b"IEND"),
-)
 
 
 def long_chunk(kind):

@@ -8,18 +8,27 @@ from tests.errors import refuses
 
 HUGE = 10**400
 NOT_WHOLE = ("3", None, 1.5, True, (1,), float("nan"))
+NOT_NUMBERS = (HUGE, float("nan"), float("inf"), "1", None, True, (1,))
+WRONG = [
+    (arguments.positive_int, (0, -1, *NOT_WHOLE), "an integer of at least 1."),
+    (arguments.non_negative_int, (-1, *NOT_WHOLE), "an integer of at least 0."),
+    (arguments.positive_int, (HUGE,), "an integer of at most .*"),
+    (arguments.pair, (0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()), "an integer .*"),
+    (arguments.rate, (1, 1.0, -0.1, 2, float("nan"), "0.1", None, True), r"a number in \[0, 1\)."),
+    (arguments.number, NOT_NUMBERS, "a finite number."),
+    (arguments.positive_number, NOT_NUMBERS, "a finite number."),
+    (arguments.positive_number, (0, -1e-6), "a number above 0."),
+]
+VALID = [
+    (arguments.positive_int, (1, 7, np.int64(7)), int),
+    (arguments.non_negative_int, (0, 1, np.int64(7)), int),
+    (arguments.rate, (0, 0.0, 0.5, np.float32(0.25), 0.999), float),
+    (arguments.number, (-1,), float),
+    (arguments.positive_number, (np.float32(0.5),), float),
+]
 
 
-@pytest.mark.parametrize(
-    ("check", "values", "kind"),
-    [
-        (arguments.positive_int, (1, 7, np.int64(7)), int),
-        (arguments.non_negative_int, (0, 1, np.int64(7)), int),
-        (arguments.rate, (0, 0.0, 0.5, np.float32(0.25), 0.999), float),
-        (arguments.number, (-1,), float),
-        (arguments.positive_number, (np.float32(0.5),), float),
-    ],
-)
+@pytest.mark.parametrize("check, values, kind", VALID)
 def test_argument_check_returns_valid_values(check, values, kind):
     for value in values:
         assert check("x", value) == value and type(check("x", value)) is kind
@@ -29,22 +38,7 @@ def test_pair_accepts_one_integer_or_two():
     assert [arguments.pair("x", value) for value in (4, (2, 3), [2, 3])] == [(4, 4), (2, 3), (2, 3)]
 
 
-NOT_NUMBERS = (HUGE, float("nan"), float("inf"), "1", None, True, (1,))
-
-
-@pytest.mark.parametrize(
-    ("check", "values", "expected"),
-    [
-        (arguments.positive_int, (0, -1, *NOT_WHOLE), "an integer of at least 1."),
-        (arguments.non_negative_int, (-1, *NOT_WHOLE), "an integer of at least 0."),
-        (arguments.positive_int, (HUGE,), "an integer of at most .*"),
-        (arguments.pair, (0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()), "an integer .*"),
-        (arguments.rate, (1, 1.0, -0.1, 2, float("nan"), "0.1", None, True), r"a number in \[0, 1\)."),
-        (arguments.number, NOT_NUMBERS, "a finite number."),
-        (arguments.positive_number, NOT_NUMBERS, "a finite number."),
-        (arguments.positive_number, (0, -1e-6), "a number above 0."),
-    ],
-)
+@pytest.mark.parametrize("check, values, expected", WRONG)
 def test_argument_check_refuses_wrong_values(check, values, expected):
     for value in values:
         refuses(f"`x`. Expected {expected} Received: ", check, "x", value)

@@ -19,17 +19,24 @@ from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 
+ESCAPES = "\x1b]0;owned\x07\x1b[2J"
+WITHOUT_EFFECT = [
+    (("model.npz", "--to", "onnx", "--precision", "float8"), "'float8'"),
+    (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
+    (("model.npz", "--to", "litert", "--attention"), "--attention"),
+    (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
+    (("own.keras", "--to", "onnx"), "your own layers"),
+]
+
 
 @pytest.fixture
 def file(tmp_path):
-    model = randomize(build())
-    keras_vit.save_weights(model, tmp_path / "model.npz")
+    keras_vit.save_weights(randomize(build()), tmp_path / "model.npz")
     return tmp_path / "model.npz"
 
 
 def run(capsys, *arguments):
-    status = cli.main([str(a) for a in arguments])
-    return status, *capsys.readouterr()
+    return cli.main([str(a) for a in arguments]), *capsys.readouterr()
 
 
 def test_weights_list_names_published_checkpoints(capsys):
@@ -80,9 +87,6 @@ def test_predict_prints_a_table(capsys, file, tmp_path):
         (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"caf\xe9.png"))
         status, out, _ = run(capsys, "predict", tmp_path / os.fsdecode(b"caf\xe9.png"), "--weights", file)
         assert status == 0 and "caf\\udce9.png" in out
-
-
-ESCAPES = "\x1b]0;owned\x07\x1b[2J"
 
 
 def test_names_reach_the_terminal_escaped(capsys, tmp_path, monkeypatch):
@@ -227,22 +231,12 @@ def test_export_writes_labels_of_run_file_or_imagenet(capsys, file, tmp_path):
         assert (folder / "assets" / "labels.txt").read_text().split()[1] == second
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("model.npz", "--to", "onnx", "--precision", "float8"), "'float8'"),
-        (("model.npz", "--to", "onnx", "--labels", "labels.txt"), "--labels"),
-        (("model.npz", "--to", "litert", "--attention"), "--attention"),
-        (("model.npz", "--to", "saved_model", "--precision", "int8"), "--precision"),
-        (("own.keras", "--to", "onnx"), "your own layers"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", WITHOUT_EFFECT)
 def test_export_refuses_options_without_effect(capsys, file, tmp_path, monkeypatch, arguments, message):
     class Own(keras.layers.Layer):
         pass
 
-    model = keras.Sequential([keras.Input((4,)), Own()])
-    model.save(tmp_path / "own.keras")
+    keras.Sequential([keras.Input((4,)), Own()]).save(tmp_path / "own.keras")
     monkeypatch.chdir(tmp_path)
     status, _, err = run(capsys, "export", *arguments, "--out", tmp_path / "out")
     assert status == 1 and message in err and not (tmp_path / "out").exists()
@@ -337,5 +331,4 @@ def test_help_ends_with_examples_that_parse(name, capsys):
     assert lines and all(line.startswith(name) for line in lines)
     for line in lines:
         args = cli.build_parser().parse_args(shlex.split(line)[1:])
-        own = COMMANDS[name].get_default("run")
-        assert callable(args.run) and own in (None, args.run)
+        assert callable(args.run) and COMMANDS[name].get_default("run") in (None, args.run)

@@ -16,6 +16,38 @@ from tests.tiny import TINY, build
 TINY_CONFIG = keras_vit.ViTConfig.from_variant(
     "B/16", **{name: value for name, value in TINY.items() if name != "head_init"}
 )
+WRONG = [
+    ({"hidden_dimm": 3}, "Expected the fields of a ViTConfig: .*hidden_dim, .* Received: .*'hidden_dimm'"),
+    ({"hidden_dim": "wide"}, "`hidden_dim`. Expected an integer of at least 1. Received: 'wide'"),
+    ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0"),
+    ({"layer_norm_epsilon": 1e30}, "`layer_norm_epsilon`. Expected a number of at most 1. Received: 1e"),
+    ({"hidden_dim": 2**20}, "`hidden_dim`. Expected an integer of at most 65536"),
+    ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
+    ({"stages": [1] * 9}, "`stages`. Expected at most 8 stages"),
+    ({"preprocessing": {"std": 1e-30}}, "`std`. Expected positive numbers of at least 1e-06"),
+    ({"preprocessing": {"mean": 1e30}}, "`mean`"),
+    ({"num_heads": 5}, "Expected head_dim=2, "),
+    ({"head_dim": 7}, "Expected head_dim=4, .* head_dim=7"),
+    ({"image_size": 3}, "at least one patch, 4 x 4 pixels. Received: images of 3 x 3"),
+    ({"grid_size": (4, 4)}, "grid_size=None with images of a known size"),
+    ({"class_token": False}, "Expected a class token"),
+    ({"qk_norm": 1}, "`qk_norm`. Expected a bool. Received: 1"),
+    ({"rotary_embedding": "rope"}, "`rotary_embedding`. Expected one of 'dinov3', 'eva02', 'axial'"),
+    ({"rotary_embedding": "eva02", "hidden_dim": 9}, "heads of a multiple of 4 channels"),
+    ({"rotary_embedding": "dinov3", "rotary_grid": 4}, "`rotary_grid` only with"),
+    ({"projection_dim": 3, "pooling": "none"}, 'no projection_dim with pooling="none"'),
+    ({"pooling": "token_gap", "class_token": False}, "a class token with pooling='token_gap'"),
+    ({"activation": "gelu_tahn"}, "`activation`.*Received: 'gelu_tahn'"),
+    ({"activation": 3}, "`activation`"),
+    ({"position_interpolation": "cubic"}, "`position_interpolation`"),
+    ({"stages": 3}, "`stages`. Expected the number of units of each stage, as in .3, 4, 9.. Received: 3"),
+    ({"width_factor": 2.0}, "width_factor=1 without a ResNet. Received: width_factor=2.0"),
+    ({"resnet_epsilons": "timm"}, 'resnet_epsilons="official" without a ResNet'),
+    ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
+    ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),
+    ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing or a dict of its fields"),
+    ({"class_names": ["a", 2]}, "`class_names`"),
+]
 
 
 def is_heavy(name):
@@ -71,41 +103,7 @@ def test_config_keeps_a_users_own_activation():
     assert TINY_CONFIG.replace(classifier_activation=None) == TINY_CONFIG
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_dimm": 3}, "Expected the fields of a ViTConfig: .*hidden_dim, .* Received: .*'hidden_dimm'"),
-        ({"hidden_dim": "wide"}, "`hidden_dim`. Expected an integer of at least 1. Received: 'wide'"),
-        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0"),
-        ({"layer_norm_epsilon": 1e30}, "`layer_norm_epsilon`. Expected a number of at most 1. Received: 1e"),
-        ({"hidden_dim": 2**20}, "`hidden_dim`. Expected an integer of at most 65536"),
-        ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
-        ({"stages": [1] * 9}, "`stages`. Expected at most 8 stages"),
-        ({"preprocessing": {"std": 1e-30}}, "`std`. Expected positive numbers of at least 1e-06"),
-        ({"preprocessing": {"mean": 1e30}}, "`mean`"),
-        ({"num_heads": 5}, "Expected head_dim=2, "),
-        ({"head_dim": 7}, "Expected head_dim=4, .* head_dim=7"),
-        ({"image_size": 3}, "at least one patch, 4 x 4 pixels. Received: images of 3 x 3"),
-        ({"grid_size": (4, 4)}, "grid_size=None with images of a known size"),
-        ({"class_token": False}, "Expected a class token"),
-        ({"qk_norm": 1}, "`qk_norm`. Expected a bool. Received: 1"),
-        ({"rotary_embedding": "rope"}, "`rotary_embedding`. Expected one of 'dinov3', 'eva02', 'axial'"),
-        ({"rotary_embedding": "eva02", "hidden_dim": 9}, "heads of a multiple of 4 channels"),
-        ({"rotary_embedding": "dinov3", "rotary_grid": 4}, "`rotary_grid` only with"),
-        ({"projection_dim": 3, "pooling": "none"}, 'no projection_dim with pooling="none"'),
-        ({"pooling": "token_gap", "class_token": False}, "a class token with pooling='token_gap'"),
-        ({"activation": "gelu_tahn"}, "`activation`.*Received: 'gelu_tahn'"),
-        ({"activation": 3}, "`activation`"),
-        ({"position_interpolation": "cubic"}, "`position_interpolation`"),
-        ({"stages": 3}, "`stages`. Expected the number of units of each stage, as in .3, 4, 9.. Received: 3"),
-        ({"width_factor": 2.0}, "width_factor=1 without a ResNet. Received: width_factor=2.0"),
-        ({"resnet_epsilons": "timm"}, 'resnet_epsilons="official" without a ResNet'),
-        ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
-        ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),
-        ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing or a dict of its fields"),
-        ({"class_names": ["a", 2]}, "`class_names`"),
-    ],
-)
+@pytest.mark.parametrize("change, message", WRONG)
 def test_wrong_field_is_named(change, message):
     for make in (TINY_CONFIG.replace, lambda **change: keras_vit.ViTConfig.from_dict(TINY_CONFIG.to_dict() | change)):
         refuses(message, make, **change)
@@ -123,8 +121,7 @@ def test_config_of_another_family_is_refused():
 
 
 def test_damaged_config_of_a_layer_is_named():
-    layer = keras_vit.layers.ImageNormalization(config=TINY_CONFIG)
-    config = layer.get_config()
+    config = keras_vit.layers.ImageNormalization(config=TINY_CONFIG).get_config()
     assert keras_vit.layers.ImageNormalization.from_config(config).config == TINY_CONFIG
     config["config"]["num_heads"] = "three"
     with pytest.raises(ValueError, match="`num_heads`. Expected an integer of at least 1. Received: 'three'"):

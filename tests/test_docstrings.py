@@ -42,8 +42,7 @@ def examples(name):
 def test_docstring_example_prints_its_output(test):
     report = []
     runner = doctest.DocTestRunner(checker=ShapeChecker(), optionflags=doctest.NORMALIZE_WHITESPACE)
-    results = runner.run(test, out=report.append, clear_globs=False)
-    assert not results.failed, "".join(report)
+    assert not runner.run(test, out=report.append, clear_globs=False).failed, "".join(report)
 
 
 def test_public_layers_and_builders_have_an_example():

@@ -7,17 +7,9 @@ import numpy as np
 
 import keras_vit
 
-TINY = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_dim": 12,
-    "num_layers": 2,
-    "num_heads": 3,
-    "mlp_dim": 20,
-    "num_classes": 5,
-    # A new head is zero, which would hide what comes before it.
-    "head_init": "glorot_uniform",
-}
+TINY = {"image_size": 16, "patch_size": 4, "hidden_dim": 12, "num_layers": 2, "num_heads": 3, "mlp_dim": 20}
+# A new head is zero, which would hide what comes before it.
+TINY |= {"num_classes": 5, "head_init": "glorot_uniform"}
 
 
 # The settings of timm's smallest ViT, "test_vit", which a folder of timm can name.

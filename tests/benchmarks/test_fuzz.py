@@ -63,7 +63,6 @@ def test_wrong_loaders_are_classified(script, tmp_path):
 @pytest.mark.long
 def test_fuzz_command_writes_results(run, tmp_path, capsys):
     assert run("--only", "pictures", "--cases", 2, "--out", tmp_path / "f.json") in (0, 1)
-    results = json.loads((tmp_path / "f.json").read_text())
-    row = results["pictures"]["pictures"]
+    row = json.loads((tmp_path / "f.json").read_text())["pictures"]["pictures"]
     assert sum(row.get(name, 0) for name in ("refused", "loaded", "unclear")) == 2
     assert "seed 0" in capsys.readouterr().out

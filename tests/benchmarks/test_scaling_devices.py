@@ -6,6 +6,20 @@ from tests.benchmarks.conftest import BENCHMARKS
 
 pytestmark = pytest.mark.backends("jax")
 TINY = {"model": "Ti/16", "image_size": 32, "hidden_dim": 256, "num_heads": 8, "mlp_dim": 1024, "blocks": 2}
+ROW = {
+    **{"state": 5, "arguments": 6e9, "temporary": 3e9, "flops": 2e12},
+    "collectives": [
+        {"kind": "all-reduce", "group": 4, "span": 4, "number": 1, "bytes": 1e9},
+        {"kind": "all-gather", "group": 64, "span": 256, "number": 9, "bytes": 3e9},
+    ],
+}
+GROUPS = [
+    ("replica_groups=[4,64]<=[64,4]T(1,0), dimensions={1}", 64),
+    ("replica_groups={{0,1,2},{3,4,5}}, dimensions={1}", 3),
+    ("source_target_pairs={{0,1},{1,0}}", 2),
+    ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=64], device_ids=([64,4]T(1,0)) {'axis_1'}, x={2}", 4),
+    ("replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0','axis_1'}", 16),
+]
 
 
 @pytest.mark.long
@@ -33,27 +47,9 @@ def test_tensor_layout_splits_kernels_and_activations(script):
     assert row["residual_whole"]
 
 
-@pytest.mark.parametrize(
-    ("text", "group"),
-    [
-        ("replica_groups=[4,64]<=[64,4]T(1,0), dimensions={1}", 64),
-        ("replica_groups={{0,1,2},{3,4,5}}, dimensions={1}", 3),
-        ("source_target_pairs={{0,1},{1,0}}", 2),
-        ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=64], device_ids=([64,4]T(1,0)) {'axis_1'}, x={2}", 4),
-        ("replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0','axis_1'}", 16),
-    ],
-)
+@pytest.mark.parametrize("text, group", GROUPS)
 def test_group_of_reads_each_hlo_notation(script, text, group):
     assert script.group_of(f"%a = f32[8]{{0}} all-gather(%b), channel_id=1, {text}") == group
-
-
-ROW = {
-    **{"state": 5, "arguments": 6e9, "temporary": 3e9, "flops": 2e12},
-    "collectives": [
-        {"kind": "all-reduce", "group": 4, "span": 4, "number": 1, "bytes": 1e9},
-        {"kind": "all-gather", "group": 64, "span": 256, "number": 9, "bytes": 3e9},
-    ],
-}
 
 
 def test_roofline_of_known_numbers(script):

@@ -8,6 +8,16 @@ from tests.benchmarks.conftest import BENCHMARKS
 from tests.peers import peer
 
 NAME = "vit_tiny_patch16_224"
+# The first start of a class of transformers, and its word in the guide's table.
+TRANSFORMERS = {
+    **{"ViTMAE": "MAE", "IJepa": "I-JEPA", "Dinov2": "DINOv2", "DINOv3": "DINOv3", "Siglip": "SigLIP"},
+    **{"CLIP": "CLIP", "Bit": "BiT", "DeiT": "DeiT", "ViT": "ViT"},
+}
+DIFFERING = [
+    ({"label_names": ["a"] * 1000}, "class names .'a', 'a', 'a'., expected .'name 0', 'name 1'"),
+    ({"problem_type": "regression"}, "task regression, expected single_label"),
+    ({"crop_pct": 0.8}, "of the pixels of a picture, by up to"),
+]
 
 
 @pytest.fixture
@@ -49,14 +59,7 @@ def test_zoo_outcome_is_exact_wrong_or_refused(zoo, case, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"label_names": ["a"] * 1000}, "class names .'a', 'a', 'a'., expected .'name 0', 'name 1'"),
-        ({"problem_type": "regression"}, "task regression, expected single_label"),
-        ({"crop_pct": 0.8}, "of the pixels of a picture, by up to"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", DIFFERING)
 def test_zoo_finds_differing_facts(zoo, case, tmp_path, changes, message):
     timm, module, images, expected = case
     timm.save(module, tmp_path)
@@ -115,13 +118,6 @@ def test_zoo_run_resumes_with_missing_models(zoo, run, tmp_path, monkeypatch, ca
     assert asked == ["deit_tiny_patch16_224"]
     results_of("--summary")
     assert not asked and "written" in capsys.readouterr().out
-
-
-# The first start of a class of transformers, and its word in the guide's table.
-TRANSFORMERS = {
-    **{"ViTMAE": "MAE", "IJepa": "I-JEPA", "Dinov2": "DINOv2", "DINOv3": "DINOv3", "Siglip": "SigLIP"},
-    **{"CLIP": "CLIP", "Bit": "BiT", "DeiT": "DeiT", "ViT": "ViT"},
-}
 
 
 def test_counts_of_pages_match_the_zoo_results(script):

@@ -10,8 +10,7 @@ HUGE_PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 40000, 4000
 
 def picture(value, size=(24, 20, 3)):
     """Returns random pixels around a value, which identifies the picture."""
-    rng = np.random.default_rng(value)
-    return np.clip(rng.integers(-20, 20, size) + value, 0, 255).astype("uint8")
+    return np.clip(np.random.default_rng(value).integers(-20, 20, size) + value, 0, 255).astype("uint8")
 
 
 def jpeg(value, size=(24, 20, 3)):

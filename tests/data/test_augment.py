@@ -30,7 +30,7 @@ def test_randaugment_depends_only_on_seed(arguments):
     assert first.min() >= 0 and first.max() <= 255
 
 
-@pytest.mark.parametrize(("operations", "share"), [("official", 1.0), ("timm", 0.5)])
+@pytest.mark.parametrize("operations, share", [("official", 1.0), ("timm", 0.5)])
 def test_randaugment_operations_are_equally_frequent(operations, share):
     augment = RandAugment(1, 9, operations=operations)
     number = len(augment.operations)
@@ -73,7 +73,7 @@ def test_batches_are_float32_under_mixed_bfloat16(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"mixup": -0.1}, "`mixup`. Expected a number from 0 to 1. Received: -0.1"),
         ({"label_smoothing": 1.0}, "`label_smoothing`. Expected a number in"),

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 # All images of the first or last batch are broken, or a batch spans the end of an epoch.
 @pytest.mark.parametrize(
-    ("broken", "batch_size", "skip_batches", "options"),
+    "broken, batch_size, skip_batches, options",
     [({0, 1, 2, 3, 8, 9}, 2, 0, {}), ({0, 1, 2, 8, 9}, 3, 1, {"repeat": True})],
     ids=["evaluation", "repeat"],
 )

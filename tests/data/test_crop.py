@@ -16,13 +16,11 @@ def test_finetune_crop_lies_in_resized_image():
     image = picture(100, (50, 40, 3))
     resized = tf.image.resize(image, (20, 20)).numpy()
     crop = Crop((16, 16), "finetune", resize_size=(20, 20))(tf.io.encode_png(image), (3, 4)).numpy()
-    places = [
-        (y, x) for y in range(5) for x in range(5) if np.allclose(resized[y : y + 16, x : x + 16], crop, atol=1e-3)
-    ]
-    assert len(places) == 1
+    cuts = [resized[y : y + 16, x : x + 16] for y in range(5) for x in range(5)]
+    assert sum(np.allclose(cut, crop, atol=1e-3) for cut in cuts) == 1
 
 
-@pytest.mark.parametrize(("size", "resized"), [(384, 448), (480, 512), (224, 256)])
+@pytest.mark.parametrize("size, resized", [(384, 448), (480, 512), (224, 256)])
 def test_finetune_resize_sizes_match_paper(size, resized, monkeypatch):
     sizes = []
     resize = tf.image.resize
@@ -143,12 +141,10 @@ def test_broken_image_raises(name):
                 crop(BROKEN[name], (seed, 1))
 
 
-@pytest.mark.parametrize(("kind", "channels"), [("GIF", 1), ("BMP", 3), ("WEBP", 4), ("GIF", 3)])
+@pytest.mark.parametrize("kind, channels", [("GIF", 1), ("BMP", 3), ("WEBP", 4), ("GIF", 3)])
 def test_pillow_decodes_other_formats(kind, channels):
-    file, black = io.BytesIO(), Image.new("RGB", (30, 20))
-    Image.new("RGB", (30, 20), "red").save(
-        file, kind, **({"append_images": [black], "save_all": True} if kind == "GIF" else {})
-    )
+    file, frames = io.BytesIO(), {"append_images": [Image.new("RGB", (30, 20))], "save_all": True}
+    Image.new("RGB", (30, 20), "red").save(file, kind, **(frames if kind == "GIF" else {}))
     red = {1: [76], 3: [255, 0, 0], 4: [255, 0, 0, 255]}[channels]
     np.testing.assert_allclose(Crop((4, 4), channels=channels)(file.getvalue(), (0, 1))[1, 1], red, atol=4)
 
@@ -159,7 +155,7 @@ def test_max_pixels_is_inclusive():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"kind": "random"}, "`kind`. Expected one of .*'random'"),
         ({"scale": (0.5, 0.2)}, "`scale`. Expected"),

@@ -52,7 +52,7 @@ def test_erasing_image_of_any_size(height, width, channels):
     assert image.shape == (height, width, channels) and np.isfinite(image).all()
 
 
-@pytest.mark.parametrize(("normalize", "mean", "std"), [(True, 0, 1), (False, 127.5, 127.5)])
+@pytest.mark.parametrize("normalize, mean, std", [(True, 0, 1), (False, 127.5, 127.5)])
 def test_erasing_noise_is_standard_normal_if_normalized(tmp_path, normalize, mean, std):
     write_classes(tmp_path, 2, 1)
     options = {"normalize": normalize, "labels": "none", "repeat": True, "augment": Policy(erasing=1.0)}

@@ -35,17 +35,15 @@ MIXERS = {
     "keras MixUp": lambda: KERAS.MixUp(alpha=0.8),
     "keras CutMix": lambda: KERAS.CutMix(),
 }
+# The other layers draw their numbers as one of these does.
+DRAWN = ("keras_cv AugMix", "keras_cv GridMask", "keras_cv RandomChoice", "keras RandAugment")
+MARKS = {name: pytest.mark.every_backend if name in DRAWN else pytest.mark.long for name in LAYERS}
+MARKS |= dict.fromkeys(("keras_cv MixUp", "keras_cv CutMix"), pytest.mark.every_backend)
 
 
 def mapped(function, inputs, threads=None):
     data = tf.data.Dataset.range(8).map(lambda i: function(inputs, tf.stack([i, i])), num_parallel_calls=threads)
     return [[np.asarray(part) for part in tf.nest.flatten(each)] for each in data]
-
-
-# The other layers draw their numbers as one of these does.
-DRAWN = ("keras_cv AugMix", "keras_cv GridMask", "keras_cv RandomChoice", "keras RandAugment")
-MARKS = {name: pytest.mark.every_backend if name in DRAWN else pytest.mark.long for name in LAYERS}
-MARKS |= dict.fromkeys(("keras_cv MixUp", "keras_cv CutMix"), pytest.mark.every_backend)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in LAYERS])
@@ -105,8 +103,7 @@ def test_shards_give_images_of_one_process(folder):
 
 
 def test_images_without_labels_take_layers_but_no_mixing(folder):
-    data = make(folder, KERAS.RandomFlip(), labels="none")
-    assert data.element_spec.shape == (None, 16, 16, 3)
+    assert make(folder, KERAS.RandomFlip(), labels="none").element_spec.shape == (None, 16, 16, 3)
     refuses("one-hot labels for `augment` that mixes", make, folder, CV.MixUp(), labels="none")
 
 
@@ -118,7 +115,7 @@ class Plain(keras.layers.Layer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "message"),
+    "layer, message",
     [
         (lambda: KERAS.RandomBrightness(0.2, value_range=(0, 1)), r"layers with value_range=\(0, 255\)"),
         (lambda: CV.RandomJpegQuality((75, 100)), "layers for pixels of 0..255. .*end at 1"),

@@ -24,8 +24,7 @@ def mixers():
 
 @given(st.sampled_from(sorted(POLICIES)), st.integers(1, 7), st.integers(0, 2**62), st.integers(0, 2**31))
 def test_mix_keeps_label_mass(mixers, name, batch, seed, labels_seed):
-    rng = np.random.default_rng(labels_seed)
-    classes = rng.integers(0, 5, batch)
+    classes = np.random.default_rng(labels_seed).integers(0, 5, batch)
     # The brightness of an image is its class, so that the mean of the pixels equals that of the labels.
     images = np.ones((batch, 8, 8, 3), "float32") * classes[:, None, None, None]
     mixed, labels = mixers[name](images, tf.one_hot(classes, 5), tf.constant([seed, 1], "int64"))

@@ -11,7 +11,7 @@ def test_vtab_has_19_tasks_in_three_groups():
 
 
 @pytest.mark.parametrize(
-    ("name", "counts", "validation", "test"),
+    "name, counts, validation, test",
     [
         ("dtd", {}, "validation[:200]", "test"),
         ("svhn_cropped", {"train": 73257}, "train[65931:66131]", "test"),

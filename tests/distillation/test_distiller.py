@@ -53,7 +53,7 @@ def test_fit_resized_images_trains_student_only():
     assert teacher.trainable and all(layer.trainable for layer in teacher.layers)
 
 
-@pytest.mark.parametrize(("kind", "alpha"), [("hard", 0.0), ("soft", 0.25), ("hard", 1.0)])
+@pytest.mark.parametrize("kind, alpha", [("hard", 0.0), ("soft", 0.25), ("hard", 1.0)])
 def test_each_head_learns_from_its_target(kind, alpha):
     student, teacher = deit(), conv_teacher()
     both = keras.Model(student.input, [student.get_layer(name).output for name in ("head", "head_dist")])

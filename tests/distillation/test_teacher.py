@@ -90,8 +90,7 @@ def test_logits_never_change_the_teacher():
     refuses("`teacher`. Expected a built keras.Model", FrozenTeacher, teacher, linear_student())
     teacher(IMAGES)
     before = weights(teacher)
-    frozen = FrozenTeacher(teacher, linear_student())
-    assert np.isfinite(numpy(frozen.logits(5 * IMAGES))).all()
+    assert np.isfinite(numpy(FrozenTeacher(teacher, linear_student()).logits(5 * IMAGES))).all()
     assert_close(weights(teacher), before)
     assert teacher.trainable
     teacher(5 * IMAGES)

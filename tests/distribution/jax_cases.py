@@ -26,6 +26,7 @@ FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else None
 RNG = np.random.default_rng(0)
 # The gradient of a key's bias is rounding noise. With a smaller epsilon, Adam would amplify it.
 EPSILON = 1e-6
+PICTURES, LABELS = RNG.normal(size=(64, 16, 16, 3)).astype("float32"), RNG.integers(5, size=64)
 
 
 def mesh(count, model=1):
@@ -131,9 +132,6 @@ def tensor_parallel_output(family):
         "axes": axes,
         "placed": {path: "model" in spec for path, spec in placed.items()},
     }
-
-
-PICTURES, LABELS = RNG.normal(size=(64, 16, 16, 3)).astype("float32"), RNG.integers(5, size=64)
 
 
 def compiled(model, optimizer=None, labelled=True, **options):

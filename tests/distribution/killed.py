@@ -15,18 +15,10 @@ import numpy as np
 
 from tests.distribution.children import write_images
 
-SETTINGS = {
-    "variant": "Ti/8",
-    "image_size": 32,
-    "steps": 12,
-    "batch_size": 16,
-    "model.num_layers": 1,
-    "optimizer": "adamw",
-    "learning_rate": 0.001,
-    # A resumed run must draw the same masks.
-    "model.dropout_rate": 0.1,
-    "model.drop_path_rate": 0.1,
-}
+SETTINGS = {"variant": "Ti/8", "image_size": 32, "steps": 12, "batch_size": 16, "model.num_layers": 1}
+SETTINGS |= {"optimizer": "adamw", "learning_rate": 0.001}
+# A resumed run must draw the same masks.
+SETTINGS |= {"model.dropout_rate": 0.1, "model.drop_path_rate": 0.1}
 
 
 def start(images, out, log):

@@ -27,6 +27,7 @@ RNG = np.random.default_rng(0)
 BATCH, STEPS = 8, 10
 IMAGES = RNG.normal(size=(BATCH * STEPS, 16, 16, 3)).astype("float32")
 LABELS = RNG.integers(5, size=len(IMAGES))
+LONG = ["distiller", "run"]
 
 
 def optimizer(**options):
@@ -144,9 +145,6 @@ def jobs(folder):
         "refusals": [(refusals,)],
         "run": [(run, folder, "alone", None), (run, folder, "run", None, 4), (run, folder, "run", "data")],
     }
-
-
-LONG = ["distiller", "run"]
 
 
 def in_a_fork(function, *arguments):

@@ -7,16 +7,11 @@ from tests.errors import refuses
 from tests.tiny import build
 
 jax_only = pytest.mark.backends("jax")
+REFUSED = [("coordinator", ["localhost", "localhost:", ":1234", "localhost:port", None])]
+REFUSED += [("num_processes", [0, 1.5]), ("process_id", [2, -1, None, True, 1.0])]
 
 
-@pytest.mark.parametrize(
-    "name, values",
-    [
-        ("coordinator", ["localhost", "localhost:", ":1234", "localhost:port", None]),
-        ("num_processes", [0, 1.5]),
-        ("process_id", [2, -1, None, True, 1.0]),
-    ],
-)
+@pytest.mark.parametrize("name, values", REFUSED)
 def test_initialize_invalid_argument_is_named(name, values):
     for value in values:
         with pytest.raises(ValueError, match=f"`{name}`"):

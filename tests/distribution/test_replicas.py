@@ -5,6 +5,7 @@ from keras_vit import distribution
 from tests.distribution import children, tensorflow_cases
 
 pytestmark = pytest.mark.backends("tensorflow")
+CASES = [case.__name__ for case in tensorflow_cases.CASES]
 
 
 @pytest.fixture(scope="module")
@@ -14,9 +15,6 @@ def found(tmp_path_factory, request):
     children.write_images(folder, "01", 10, (12, 12))
     names = children.chosen(request.config, tensorflow_cases.jobs(folder), tensorflow_cases.LONG)
     return children.results("tensorflow_cases", folder, names, KERAS_BACKEND="tensorflow")
-
-
-CASES = [case.__name__ for case in tensorflow_cases.CASES]
 
 
 @pytest.mark.parametrize("case", children.marked(CASES, tensorflow_cases.LONG, pytest.mark.long))

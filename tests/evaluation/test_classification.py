@@ -5,22 +5,15 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit.evaluation import (
-    accuracy,
-    classification_report,
-    extract_features,
-    few_shot_accuracy,
-    imagenet_real_accuracy,
-    knn_accuracy,
-    linear_probe_accuracy,
-    predict,
-    top_k_accuracy,
-)
+from keras_vit import evaluation
+from keras_vit.evaluation import accuracy, imagenet_real_accuracy, knn_accuracy, top_k_accuracy
 from tests.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(11, 16, 16, 3)).astype("float32"), RNG.integers(0, 5, 11)
+PREDICTIONS = np.eye(5)[[0, 3, 1, 4, 2, 2]]
+CLASSES = [[0], [1, 3], [], [2], [2, 0, 1], [0, 1]]
 
 
 def test_accuracy_equals_keras_evaluate():
@@ -80,10 +73,6 @@ def test_accuracy_refuses_invalid_input(model):
     refuses("two arrays, .images, labels.. Received: 3", accuracy, model, (IMAGES, LABELS, LABELS))
     two = build(distillation_token=True, return_both_heads=True)
     refuses("a model with one output. Received: .* with 2", accuracy, two, (IMAGES, LABELS), verbose=0)
-
-
-PREDICTIONS = np.eye(5)[[0, 3, 1, 4, 2, 2]]
-CLASSES = [[0], [1, 3], [], [2], [2, 0, 1], [0, 1]]
 
 
 def write(folder, labels=CLASSES):
@@ -150,7 +139,7 @@ def test_accuracy_matches_classes_by_name():
     # The test data lack class "b" and have another order.
     data = Named(images[[0, 4, 2, 3]], np.array([3, 0, 2, 1]), ["e", "d", "c", "a"])
     assert accuracy(named, data, k=1, verbose=0) == {"top_1": 1.0}
-    assert classification_report(named, data, verbose=0)["per_class"] == [1, None, 1, 1, 1]
+    assert evaluation.classification_report(named, data, verbose=0)["per_class"] == [1, None, 1, 1, 1]
     assert accuracy(model, data, k=1, verbose=0) == {"top_1": 0.25}, "without names of the model, places count"
     data.class_names = ["e", "d", "c", "z"]
     refuses(r"class names that the model has once: \['a', .*Received: .*'z'", accuracy, named, data, k=1, verbose=0)
@@ -165,14 +154,14 @@ def test_frozen_features_match_classes_by_name():
     # Places as integers would be 0 and 1.
     test = Named(images[[2, 5, 0]], np.array([1, 1, 0]), ["0", "10"])
     assert knn_accuracy(model, train, test, k=1, verbose=0) == 1
-    assert few_shot_accuracy(model, train, test, shots=None, l2=1e-3, verbose=0)["accuracy"] == 1
-    assert linear_probe_accuracy(model, train, test, l2=1e-3, verbose=0)["accuracy"] == 1
+    assert evaluation.few_shot_accuracy(model, train, test, shots=None, l2=1e-3, verbose=0)["accuracy"] == 1
+    assert evaluation.linear_probe_accuracy(model, train, test, l2=1e-3, verbose=0)["accuracy"] == 1
     test.class_names = ["0", "2"]
     refuses(r"class names that the training data has once.*\['2'\]", knn_accuracy, model, train, test, k=1, verbose=0)
 
 
 def test_file_names_instead_of_images_are_refused():
-    for function in (predict, accuracy, extract_features):
+    for function in (evaluation.predict, accuracy, evaluation.extract_features):
         for data in ("cat.jpg", ["cat.jpg", "dog.jpg"]):
             refuses("`data`. Expected arrays of images, as keras_vit.read_image.*'cat.jpg'", function, build(), data)
 
@@ -182,6 +171,7 @@ def test_models_of_two_inputs_are_refused():
     extra = keras.Input((5,))
     model = keras.Model([vit.input, extra], keras.layers.Add()([vit.output, extra]))
     inputs = [IMAGES, np.zeros((11, 5), "float32")]
-    for function, data in ((accuracy, (inputs, LABELS)), (predict, inputs), (extract_features, (inputs, LABELS))):
+    labelled = inputs, LABELS
+    for function, data in ((accuracy, labelled), (evaluation.predict, inputs), (evaluation.extract_features, labelled)):
         refuses("one input, images. Received: model .* with 2 inputs. Pass its outputs", function, model, data)
     assert 0 <= top_k_accuracy(model.predict(inputs, verbose=0), LABELS) <= 1

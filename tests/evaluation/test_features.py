@@ -11,6 +11,22 @@ RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(7, 16, 16, 3)).astype("float32")
 LABELS = np.array([0, 1, 2, 3, 4, 0, 1])
 ONE_HOT = np.eye(5)[LABELS]
+CHANGES = [{"pooling": "gap", "norm_after_pooling": True}, {"pooling": "map"}, {"representation_size": 7}]
+CHANGES += [{"distillation_token": True}, {"distillation_token": True, "return_both_heads": True}]
+REFUSED = [
+    (IMAGES, r"Expected batches of \(images, labels\). Received: ndarray batches without labels"),
+    ((IMAGES, LABELS[:5]), "as many labels as images.*7 images and 5 labels"),
+    ((IMAGES[:0], LABELS[:0]), "at least one image"),
+    (3, "`data`. Expected .*int"),
+    ([(IMAGES, LABELS, LABELS)], "batches of 3 parts"),
+    ((IMAGES, LABELS - 1), "classes counted from 0. Received:.*-1"),
+    ((IMAGES, LABELS + 0.5), "classes counted from 0"),
+    ((IMAGES, np.full((7, 5), 0.2)), "rows with a single 1"),
+    ((IMAGES, np.full(7, "rose")), "`labels`.*Expected integers.*rose"),
+    ((np.zeros((7, 24, 16, 3)), LABELS), r"\(16, 16, 3\).*Received: \(24, 16, 3\)"),
+    ((np.abs(IMAGES) * 50, LABELS), "Expected images of -1 to 1, as the model takes them"),
+    ((np.full_like(IMAGES, np.nan), LABELS), "Expected images of finite numbers"),
+]
 
 
 def test_features_of_each_form_of_data():
@@ -24,17 +40,7 @@ def test_features_of_each_form_of_data():
         assert (features.dtype, labels.dtype) == (np.float32, np.int64)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pooling": "gap", "norm_after_pooling": True},
-        {"pooling": "map"},
-        {"representation_size": 7},
-        {"distillation_token": True},
-        {"distillation_token": True, "return_both_heads": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_features_equal_output_of_headless_model(changes):
     model = randomize(build(**changes))
     bare = build(**{**changes, "num_classes": 0, "return_both_heads": False})
@@ -79,23 +85,7 @@ def test_features_of_mixed_precision_model_are_float32():
     assert extract_features(model, (IMAGES, LABELS), verbose=0)[0].dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (IMAGES, r"Expected batches of \(images, labels\). Received: ndarray batches without labels"),
-        ((IMAGES, LABELS[:5]), "as many labels as images.*7 images and 5 labels"),
-        ((IMAGES[:0], LABELS[:0]), "at least one image"),
-        (3, "`data`. Expected .*int"),
-        ([(IMAGES, LABELS, LABELS)], "batches of 3 parts"),
-        ((IMAGES, LABELS - 1), "classes counted from 0. Received:.*-1"),
-        ((IMAGES, LABELS + 0.5), "classes counted from 0"),
-        ((IMAGES, np.full((7, 5), 0.2)), "rows with a single 1"),
-        ((IMAGES, np.full(7, "rose")), "`labels`.*Expected integers.*rose"),
-        ((np.zeros((7, 24, 16, 3)), LABELS), r"\(16, 16, 3\).*Received: \(24, 16, 3\)"),
-        ((np.abs(IMAGES) * 50, LABELS), "Expected images of -1 to 1, as the model takes them"),
-        ((np.full_like(IMAGES, np.nan), LABELS), "Expected images of finite numbers"),
-    ],
-)
+@pytest.mark.parametrize("data, match", REFUSED)
 def test_features_refuse_invalid_data(model, data, match):
     refuses(match, extract_features, model, data, verbose=0)
 

@@ -10,6 +10,19 @@ from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build
 
 TRAIN, TEST = blobs(60), blobs(200, seed=1)
+REFUSED = [
+    ({"shots": 16}, "`shots`. Expected at most 15, the images of class 0 .*Received: 16"),
+    ({"seeds": ()}, "`seeds`. Expected at least one"),
+    ({"seeds": (-1,)}, "`seeds`"),
+    ({"l2": []}, "`l2`. Expected at least one"),
+    ({"l2": [1, 0]}, "`l2`. Expected a number above 0"),
+    ({"test": (TEST[0], TEST[1] + 1)}, "`train`. Expected images of each class.*Received: none of 4"),
+    ({"test": (TEST[0], TEST[1][:9])}, "`test`. Expected one label for each of 200 rows of features. Received: 9"),
+    ({"test": (TEST[0][:, :5], TEST[1])}, "`test`. Expected 12 features for each image.*Received: 5"),
+    ({"train": (TRAIN[0] * np.inf, TRAIN[1])}, "`train`. Expected finite"),
+    ({"train": (TRAIN[0][0], TRAIN[1])}, "`train`. Expected finite"),
+    ({"train": TRAIN[0]}, r"`train`. Expected \(features, labels\) as arrays, since `model` is None"),
+]
 
 
 def test_few_shot_matches_official_code():
@@ -81,21 +94,6 @@ def test_few_shot_accuracy_of_model():
     refuses("`shots`", few_shot_accuracy, None, None, None, shots=0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"shots": 16}, "`shots`. Expected at most 15, the images of class 0 .*Received: 16"),
-        ({"seeds": ()}, "`seeds`. Expected at least one"),
-        ({"seeds": (-1,)}, "`seeds`"),
-        ({"l2": []}, "`l2`. Expected at least one"),
-        ({"l2": [1, 0]}, "`l2`. Expected a number above 0"),
-        ({"test": (TEST[0], TEST[1] + 1)}, "`train`. Expected images of each class.*Received: none of 4"),
-        ({"test": (TEST[0], TEST[1][:9])}, "`test`. Expected one label for each of 200 rows of features. Received: 9"),
-        ({"test": (TEST[0][:, :5], TEST[1])}, "`test`. Expected 12 features for each image.*Received: 5"),
-        ({"train": (TRAIN[0] * np.inf, TRAIN[1])}, "`train`. Expected finite"),
-        ({"train": (TRAIN[0][0], TRAIN[1])}, "`train`. Expected finite"),
-        ({"train": TRAIN[0]}, r"`train`. Expected \(features, labels\) as arrays, since `model` is None"),
-    ],
-)
+@pytest.mark.parametrize("changes, match", REFUSED)
 def test_few_shot_refuses_invalid_features_or_options(changes, match):
     refuses(match, few_shot_accuracy, None, **{"train": TRAIN, "test": TEST, **changes})

@@ -8,7 +8,7 @@ from tests.evaluation.arrays import blobs
 TRAIN, TEST = blobs(80, spread=2), blobs(150, seed=1, spread=2)
 
 
-@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (5, 0.07), (20, 0.5), (80, 0.07), (5, np.inf)])
+@pytest.mark.parametrize("k, temperature", [(1, 0.07), (5, 0.07), (20, 0.5), (80, 0.07), (5, np.inf)])
 def test_knn_accuracy_matches_scikit_learn(k, temperature, monkeypatch):
     neighbors = pytest.importorskip("sklearn.neighbors", reason="it votes among neighbours too")
     # There are several chunks, and the last one is not full.
@@ -20,8 +20,7 @@ def test_knn_accuracy_matches_scikit_learn(k, temperature, monkeypatch):
 
 
 def test_knn_low_temperature_does_not_overflow():
-    nearest = knn_accuracy(None, TRAIN, TEST, k=1)
-    assert knn_accuracy(None, TRAIN, TEST, k=5, temperature=1e-5) == nearest
+    assert knn_accuracy(None, TRAIN, TEST, k=5, temperature=1e-5) == knn_accuracy(None, TRAIN, TEST, k=1)
 
 
 def test_knn_refuses_invalid_options():

@@ -12,6 +12,17 @@ from tests.tiny import build, randomize
 RNG = np.random.default_rng(0)
 IMAGES = RNG.uniform(-1, 1, (5, 16, 16, 3)).astype("float32")
 LARGE = RNG.uniform(-1, 1, (5, 20, 18, 3)).astype("float32")
+HEADS = [({"task": "multi_label"}, scipy.special.expit), ({"num_classes": 1}, scipy.special.expit)]
+HEADS += [({"num_classes": 1, "task": "regression"}, lambda x: x), ({"task": "regression"}, lambda x: x)]
+HEADS += [({"classifier_activation": "softmax"}, lambda x: x)]
+REFUSED = [
+    ({"image_size": 8}, r"input shape, \(None, 16, 16, 3\). Received: \(None, 8, 8, 3\)"),
+    ({"class_names": list("vwxyz")}, "class names.*'a'.*Received:.*'v'"),
+    ({"task": "multi_label"}, "activation of predictions, softmax. Received: sigmoid"),
+    ({"task": "regression"}, "activation of predictions, softmax. Received: None"),
+    ({"include_preprocessing": True}, "include_preprocessing, False. Received: True"),
+    ({"preprocessing": {"mean": 0.3}}, "preprocessing, .*Received: "),
+]
 
 
 def softmax(logits):
@@ -32,16 +43,7 @@ def test_predict_probabilities_of_each_form_of_data():
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "apply"),
-    [
-        ({"task": "multi_label"}, scipy.special.expit),
-        ({"num_classes": 1}, scipy.special.expit),
-        ({"num_classes": 1, "task": "regression"}, lambda x: x),
-        ({"task": "regression"}, lambda x: x),
-        ({"classifier_activation": "softmax"}, lambda x: x),
-    ],
-)
+@pytest.mark.parametrize("changes, apply", HEADS)
 def test_flip_and_ensemble_average_predictions_of_head(changes, apply):
     model = randomize(build(**changes))
     expected = (apply(logits_of(model, IMAGES)) + apply(logits_of(model, IMAGES[:, :, ::-1]))) / 2
@@ -135,17 +137,6 @@ def test_ensemble_of_models_can_be_saved(tmp_path):
     assert [member.name for member in members] == [alone.name] * 3, "the members keep their names"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"image_size": 8}, r"input shape, \(None, 16, 16, 3\). Received: \(None, 8, 8, 3\)"),
-        ({"class_names": list("vwxyz")}, "class names.*'a'.*Received:.*'v'"),
-        ({"task": "multi_label"}, "activation of predictions, softmax. Received: sigmoid"),
-        ({"task": "regression"}, "activation of predictions, softmax. Received: None"),
-        ({"include_preprocessing": True}, "include_preprocessing, False. Received: True"),
-        ({"preprocessing": {"mean": 0.3}}, "preprocessing, .*Received: "),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes, message", REFUSED, ids=str)
 def test_ensemble_refuses_models_of_other_images_or_classes(changes, message):
     refuses(message, ensemble, [build(class_names=list("abcde")), build(**{"class_names": list("abcde"), **changes})])

@@ -30,6 +30,8 @@ query.dispatchEvent(new Event("input", {bubbles: true}));
 query.dispatchEvent(new Event("keyup", {bubbles: true}));
 """
 FOUND = "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
+SEARCHES = [("attention_rollout", "api/inspection.html"), ("include_top", "guides/from_keras_applications.html")]
+SEARCHES += [("confusion matrix", "guides/explaining_predictions.html"), ("weights imagenet", "guides/")]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +64,7 @@ def test_visit_reports_every_kind_of_error(tmp_path, driver):
         assert words in found
 
 
-@pytest.mark.parametrize(
-    "words, page",
-    [
-        ("attention_rollout", "api/inspection.html"),
-        ("include_top", "guides/from_keras_applications.html"),
-        ("confusion matrix", "guides/explaining_predictions.html"),
-        ("weights imagenet", "guides/"),
-    ],
-)
+@pytest.mark.parametrize("words, page", SEARCHES)
 def test_search_finds_page(words, page, address, driver):
     driver.get(f"{address}/index.html")
     browser.wait_for(driver, browser.READY)

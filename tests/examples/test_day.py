@@ -87,8 +87,7 @@ def test_day_from_photos_to_a_server(command, tmp_path):
         "train", "--data", tmp_path / "train", "--weights", tmp_path / "timm", "--out", run, *sizes, expected=NEW_HEAD
     )
     assert json.loads((run / "results.json").read_text())["class_names"] == NAMES
-    model = keras_vit.from_pretrained(run)
-    assert model.config.class_names == tuple(NAMES)
+    assert keras_vit.from_pretrained(run).config.class_names == tuple(NAMES)
 
     command("evaluate", run, "--data", tmp_path / "test", "--out", tmp_path / "evaluation")
     rows = list(csv.reader((tmp_path / "evaluation" / "confusion.csv").open()))

@@ -279,8 +279,7 @@ def test_slow_connections_block_no_request_and_take_no_thread(server):
         for _ in range(400):
             slow = stack.enter_context(connected(url))
             slow.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        image = np.zeros((16, 16, 3)).tolist()
-        assert post(url, {"instances": [image]})[0] == 200
+        assert post(url, {"instances": [np.zeros((16, 16, 3)).tolist()]})[0] == 200
         if before:
             # TensorFlow may start a few threads.
             assert len(list(threads.iterdir())) < before + 50

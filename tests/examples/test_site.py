@@ -12,6 +12,11 @@ from tests.examples import scripts
 
 FOLDER = scripts.EXAMPLES / "site"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((FOLDER / "docs").glob("*.md"))}
+# Words that a user of another package searches for.
+SEARCHED = (
+    *("include_top", "input_shape", 'weights="imagenet"', "grad-cam", "confusion matrix", "mixed precision", "EXIF"),
+    *("TensorFloat32", "TF Serving", "submission.csv"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +40,7 @@ def test_each_builder_is_in_one_family_table(site):
 
 @pytest.mark.long
 def test_family_table_shows_sizes_and_checkpoints(site):
-    table = site("model_tables").family("DeiT")
-    row = next(line for line in table.splitlines() if "`DeiTB16`" in line)
+    row = next(line for line in site("model_tables").family("DeiT").splitlines() if "`DeiTB16`" in line)
     assert row.startswith("| [`DeiTB16`][keras_vit.DeiTB16] | `B/16` | 224 | 86.6 |")
     assert '"imagenet2012" (81.8), "imagenet2012_384" (82.9)' in row
     row = next(line for line in site("model_tables").family("EfficientNet").splitlines() if "`EfficientNetB1`" in line)
@@ -110,13 +114,6 @@ def test_front_page_shows_sections_of_readme(site):
         section = readme.TABLES[name](*filter(None, [title]))
         assert len(section) > 300 and "examples/" not in section.replace(".venv/bin/python examples/train.py", "")
     assert "decode_predictions" in readme.readme() and "| KerasHub" in readme.readme("Compared with KerasHub and timm")
-
-
-# Words that a user of another package searches for.
-SEARCHED = (
-    *("include_top", "input_shape", 'weights="imagenet"', "grad-cam", "confusion matrix", "mixed precision", "EXIF"),
-    *("TensorFloat32", "TF Serving", "submission.csv"),
-)
 
 
 @pytest.mark.parametrize("words", SEARCHED)

@@ -27,8 +27,7 @@ def test_train_saves_model_and_figures(tmp_path):
 
 def test_splits_are_disjoint_and_hold_each_class():
     splits = scripts.load("train.py").load_images(seed=0)
-    sizes = [len(labels) for _, labels in splits.values()]
-    assert sizes == [1257, 180, 360]
+    assert [len(labels) for _, labels in splits.values()] == [1257, 180, 360]
     for images, labels in splits.values():
         assert images.dtype == "uint8" and images.shape[1:] == (8, 8, 1) and images.max() == 255
         assert np.bincount(labels, minlength=10).min() >= len(labels) // 11

@@ -64,18 +64,9 @@ def bad_images():
 def bad_requests(shape=(16, 16, 3)):
     """Yields (name, signature, inputs) of requests that a model of one size refuses."""
     good = np.zeros((1, *shape), "float32")
-    shapes = {
-        "scalar": (),
-        "vector": shape[-1:],
-        "no_batch": shape,
-        "rank_5": (1, *shape, 1),
-        "empty": (0, *shape),
-        "too_many": (200, *shape),
-        "no_height": (1, 0, *shape[1:]),
-        "channels_first": (1, *shape[::-1]),
-        "one_channel": (1, *shape[:2], 1),
-        "other_size": (1, shape[0] + 1, *shape[1:]),
-    }
+    shapes = {"scalar": (), "vector": shape[-1:], "no_batch": shape, "rank_5": (1, *shape, 1), "empty": (0, *shape)}
+    shapes |= {"too_many": (200, *shape), "no_height": (1, 0, *shape[1:]), "channels_first": (1, *shape[::-1])}
+    shapes |= {"one_channel": (1, *shape[:2], 1), "other_size": (1, shape[0] + 1, *shape[1:])}
     for name, value in shapes.items():
         yield name, "serving_default", {"images": np.zeros(value, "float32")}
         yield name, "serving_uint8", {"images": np.zeros(value, "uint8")}

@@ -40,7 +40,7 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("channels", "crop_fraction", "interpolation", "tolerance"),
+    "channels, crop_fraction, interpolation, tolerance",
     [(3, 1.0, "bilinear", 0.01), (1, 0.8, "bilinear", 0.01), (3, 0.8, "bicubic", 1), (1, 1.0, "lanczos3", 1)],
 )
 def test_files_are_decoded_as_by_read_image(files, channels, crop_fraction, interpolation, tolerance):
@@ -60,8 +60,7 @@ def test_each_row_has_its_own_status():
     bad = bad_images()
     rows = [encoded(0), *(data for data, _ in bad.values()), encoded(1, "PNG")]
     images, status, _ = ImageReader((8, 8))(rows)
-    names = [STATUSES[i] for i in status.numpy()]
-    assert names == ["ok", *(status for _, status in bad.values()), "ok"]
+    assert [STATUSES[i] for i in status.numpy()] == ["ok", *(status for _, status in bad.values()), "ok"]
     assert not images.numpy()[1:-1].any() and images.numpy()[[0, -1]].any(axis=(1, 2, 3)).all()
 
 
@@ -71,7 +70,7 @@ def test_max_pixels_is_the_largest_accepted_size():
 
 
 @pytest.mark.parametrize(
-    ("data", "status"),
+    "data, status",
     [
         (hostile_images.jpeg_scans(64, 14), "ok"),
         (hostile_images.jpeg_scans(64, 20), "too_large"),

@@ -31,6 +31,25 @@ outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None
 serving_uint8: images uint8 (None, 16, 16, 3) -> classes int32 (None, 3), labels string (None, 3), \
 outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 3)
 """.strip()
+# Random bytes, random bytes behind the start of an image, and images with changed bytes.
+STARTS = st.sampled_from([b"", encoded(1)[:3], encoded(1, "PNG")[:16], encoded(1)[:300], encoded(1, "PNG")[:60]])
+BODIES = st.one_of(
+    st.binary(max_size=300),
+    st.tuples(STARTS, st.binary(max_size=200)).map(b"".join),
+    st.tuples(st.integers(2, 600), st.binary(min_size=1, max_size=40)).map(
+        lambda cut: encoded(1)[: cut[0]] + cut[1] + encoded(1)[cut[0] + len(cut[1]) :]
+    ),
+)
+REFUSED = [
+    ({"postprocess": "nms"}, "postprocess"),
+    ({"top": 0}, "top"),
+    ({"warm_up": (0,)}, "warm_up"),
+    ({"warm_up": (1, 8), "max_batch_size": 4}, "max_batch_size=4 images.*8"),
+    ({"max_batch_size": 2.0}, "max_batch_size"),
+    ({"labels": LABELS}, "postprocess"),
+    ({"postprocess": "classify", "labels": LABELS[:4]}, "5 classes"),
+    ({"image_size": (32, 32)}, "image_size"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +103,7 @@ def test_session_returns_outputs_of_model(model, server, count):
 
 
 def test_openvino_returns_outputs_of_saved_model(model, folder):
-    openvino = pytest.importorskip("openvino")
-    core = openvino.Core()
+    core = pytest.importorskip("openvino").Core()
     run = core.compile_model(core.read_model(folder), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for count in BATCHES:
         images = batch(count)
@@ -132,17 +150,6 @@ def test_bad_requests_are_refused(server):
         np.testing.assert_array_equal(value, before[name])
 
 
-# Random bytes, random bytes behind the start of an image, and images with changed bytes.
-STARTS = st.sampled_from([b"", encoded(1)[:3], encoded(1, "PNG")[:16], encoded(1)[:300], encoded(1, "PNG")[:60]])
-BODIES = st.one_of(
-    st.binary(max_size=300),
-    st.tuples(STARTS, st.binary(max_size=200)).map(b"".join),
-    st.tuples(st.integers(2, 600), st.binary(min_size=1, max_size=40)).map(
-        lambda cut: encoded(1)[: cut[0]] + cut[1] + encoded(1)[cut[0] + len(cut[1]) :]
-    ),
-)
-
-
 @hypothesis.given(body=BODIES)
 def test_random_image_bytes_do_not_change_server(server, body):
     before = server.ask("serving_bytes", image_bytes=strings(encoded(5)))
@@ -160,8 +167,7 @@ def test_warm_up_requests_of_every_signature_succeed(model, server, tmp_path):
     asked = [(name, len(next(iter(inputs.values())))) for name, inputs in requests]
     assert sorted(asked) == sorted((name, count) for name in server.signatures for count in (1, 2))
     for name, inputs in requests:
-        answer = server.ask(name, **inputs)
-        assert set(answer.get("status", [b"ok"])) == {b"ok"}
+        assert set(server.ask(name, **inputs).get("status", [b"ok"])) == {b"ok"}
     # Constant images take few bytes, whatever their size.
     assert (tmp_path / "1" / tensorflow_formats.WARM_UP).stat().st_size < 5000
 
@@ -265,18 +271,6 @@ def test_image_size_is_limited_by_max_input_pixels(tmp_path):
         export.saved_model(model, tmp_path / "1", image_size=32, max_input_pixels=1024)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"postprocess": "nms"}, "postprocess"),
-        ({"top": 0}, "top"),
-        ({"warm_up": (0,)}, "warm_up"),
-        ({"warm_up": (1, 8), "max_batch_size": 4}, "max_batch_size=4 images.*8"),
-        ({"max_batch_size": 2.0}, "max_batch_size"),
-        ({"labels": LABELS}, "postprocess"),
-        ({"postprocess": "classify", "labels": LABELS[:4]}, "5 classes"),
-        ({"image_size": (32, 32)}, "image_size"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", REFUSED)
 def test_invalid_argument_is_named(model, tmp_path, arguments, message):
     check_not_exported(message, model, tmp_path / "1", **arguments)

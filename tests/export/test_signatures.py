@@ -21,6 +21,8 @@ from tests.tiny import build
 pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow")
 
 NAMES = ["ant", "bee", "cat", "dog", "emu"]
+# Each kind has the size that files are resized to, and the part of that size that the patches cover.
+ATTENTIVE = {"remainder": ((18, 15), (16 / 18, 0.8)), "own_head": ((16, 16), (1, 1)), "any_size": ((12, 20), (1, 1))}
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -60,31 +62,20 @@ def top(count, classes):
 
 
 LOGITS = "outputs float32 (None, 5)"
-ANY_SIZE = {"image_size": (12, 20), "max_input_pixels": 32 * 32, "attention": True}
+MAPS = ", ".join(f"patch_map_{i} float32 (None, 4, 4, 12)" for i in (0, 1))
+ANY_SIZE = {"image_size": (None, None), "grid_size": (4, 4), "pooling": "gap"}
+LIMITS = {"image_size": (12, 20), "max_input_pixels": 32 * 32, "attention": True}
+REMAINDER = {"image_size": (18, 15), "preprocessing": {"crop_fraction": 0.8}, "num_registers": 2}
+GRAY = {"in_channels": 1, "include_preprocessing": True, "class_names": NAMES}
 MULTI_LABEL = {"postprocess": "multi_label", "top": 1}
 KINDS = {
-    "any_size": kind(
-        lambda: build(image_size=(None, None), grid_size=(4, 4), pooling="gap"), LOGITS, "None, None, 3", **ANY_SIZE
-    ),
+    "any_size": kind(lambda: build(**ANY_SIZE), LOGITS, "None, None, 3", **LIMITS),
     "own_head": kind(own_head, "cosine float32 (None, 12), features float32 (None, 12)", attention=True),
-    "remainder": kind(
-        lambda: build(image_size=(18, 15), preprocessing={"crop_fraction": 0.8}, num_registers=2),
-        LOGITS,
-        "18, 15, 3",
-        attention=True,
-    ),
+    "remainder": kind(lambda: build(**REMAINDER), LOGITS, "18, 15, 3", attention=True),
     "nested": kind(nested, top(3, 3), "20, 20, 3", postprocess="classify", top=9),
     "headless": kind(lambda: build(num_classes=0, pooling="none"), "outputs float32 (None, 17, 12)"),
-    "features": kind(
-        lambda: keras_vit.features(build(), blocks=(0, 1), format="map"),
-        "patch_map_0 float32 (None, 4, 4, 12), patch_map_1 float32 (None, 4, 4, 12)",
-    ),
-    "gray_multi_label": kind(
-        lambda: build(in_channels=1, include_preprocessing=True, class_names=NAMES),
-        top(1, 5),
-        "16, 16, 1",
-        **MULTI_LABEL,
-    ),
+    "features": kind(lambda: keras_vit.features(build(), blocks=(0, 1), format="map"), MAPS),
+    "gray_multi_label": kind(lambda: build(**GRAY), top(1, 5), "16, 16, 1", **MULTI_LABEL),
     "five_channels_bfloat16": kind(lambda: build(in_channels=5, dtype="mixed_bfloat16"), LOGITS, "16, 16, 5"),
     "hybrid": kind(lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32), LOGITS, "32, 32, 3"),
     "token_merging": kind(lambda: build(token_merging=3, pooling="gap", num_registers=1), LOGITS),
@@ -186,10 +177,6 @@ def test_custom_class_before_model_needs_normalization(tmp_path):
     refuses("a custom class.*normalization=", export.saved_model, model, tmp_path / "1")
 
 
-# Each kind has the size that files are resized to, and the part of that size that the patches cover.
-ATTENTIVE = {"remainder": ((18, 15), (16 / 18, 0.8)), "own_head": ((16, 16), (1, 1)), "any_size": ((12, 20), (1, 1))}
-
-
 @kinds(ATTENTIVE)
 def test_exported_attention_equals_attention_rollout(exported, name):
     import tensorflow as tf
@@ -221,7 +208,7 @@ def named_attention():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (coatnet, "holds a ViT.*'coatnet"),
         (lambda: build(token_merging=3), "without token merging"),

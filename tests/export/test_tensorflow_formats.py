@@ -16,6 +16,8 @@ openvino = pytest.importorskip("openvino")
 # Only products of enough numbers are quantized.
 WIDE = {"hidden_dim": 96, "mlp_dim": 192, "num_layers": 1}
 BATCHES = (1, 7, 33)
+PRECISIONS = [pytest.param("int8", 1.5), pytest.param("float16", 2.5, marks=pytest.mark.backends("torch"))]
+PRECISIONS += [pytest.param("int8", 1.5, marks=[pytest.mark.backends("torch"), pytest.mark.long])]
 
 
 def compiled(path):
@@ -50,14 +52,7 @@ def test_openvino_returns_outputs_by_name_for_any_batch(tmp_path):
 
 
 # PyTorch exports in a child process, which quantizes the model to int8 again.
-@pytest.mark.parametrize(
-    "precision, share",
-    [
-        pytest.param("int8", 1.5),
-        pytest.param("float16", 2.5, marks=pytest.mark.backends("torch")),
-        pytest.param("int8", 1.5, marks=[pytest.mark.backends("torch"), pytest.mark.long]),
-    ],
-)
+@pytest.mark.parametrize("precision, share", PRECISIONS)
 def test_openvino_stores_weights_in_precision(tmp_path, precision, share):
     model = tiny.build(**WIDE)
     report = export.openvino(model, tmp_path / "vit.xml", precision=precision, images=images_alone(4))
@@ -127,8 +122,7 @@ def test_static_int8_leaves_dense_layer_with_outliers_in_float(tmp_path, monkeyp
     # A unit of 192 that is large in all tokens is 14 times the root mean square.
     monkeypatch.setattr("keras_vit.export.tensorflow_formats._OUTLIER", 12)
     model = tiny.build(**{**WIDE, "num_layers": 2})
-    bias = model.get_layer("block_00").mlp.dense_1.bias
-    bias.assign(500.0 * (np.arange(192) == 7))
+    model.get_layer("block_00").mlp.dense_1.bias.assign(500.0 * (np.arange(192) == 7))
     options = {"precision": "int8_static", "images": images_alone(8), "tolerance": 5}
     export.openvino(model, tmp_path / "vit.xml", **options)
     (in_float,) = (op for op in operations(tmp_path / "vit.xml", "MatMul") if kind_of_input(op, 1) == "Constant")
@@ -163,6 +157,5 @@ def test_openvino_export_reports_no_use(tmp_path, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("the use was reported")
 
-    telemetry = pytest.importorskip("openvino_telemetry.main")
-    monkeypatch.setattr(telemetry.Telemetry, "init", refuse)
+    monkeypatch.setattr(pytest.importorskip("openvino_telemetry.main").Telemetry, "init", refuse)
     export.openvino(tiny.build(num_layers=1), tmp_path / "vit.xml")

@@ -25,6 +25,8 @@ import numpy, torch
 program = torch.export.load(sys.argv[1]).module()
 numpy.save(sys.argv[3], program(torch.from_numpy(numpy.load(sys.argv[2])))[0].detach())
 """
+ANY_SIZE = {"image_size": (None, None), "patch_size": 16}
+ANY_SIZE_BFLOAT16 = {"image_size": (None, None), "dtype": "mixed_bfloat16", "num_layers": 1}
 
 
 def long(*case):
@@ -94,12 +96,8 @@ def test_float16_program_runs_without_keras(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), model_outputs(model, images)[0], atol=0.01)
 
 
-ANY_SIZE = {"image_size": (None, None), "patch_size": 16}
-ANY_SIZE_BFLOAT16 = {"image_size": (None, None), "dtype": "mixed_bfloat16", "num_layers": 1}
-
-
 @pytest.mark.parametrize(
-    ("changes", "sizes"),
+    "changes, sizes",
     [
         (ANY_SIZE, [(1, 32, 48), (3, 96, 80), (70, 48, 48)]),
         long(ANY_SIZE_BFLOAT16, [(1, 16, 16), (70, 16, 16), (1, 84, 84)]),

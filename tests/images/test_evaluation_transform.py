@@ -49,6 +49,13 @@ OTHERS = {
     "nearest": Preprocessing(interpolation="nearest", crop_fraction=0.7, resize_mode="pad"),
     "area": Preprocessing(interpolation="area", crop_fraction=0.9),
 }
+CORNERS = [
+    ({}, [[0, 0], [1, 1]]),
+    # The image is resized to 12 x 24, and 10 x 10 pixels are kept, from 1 and 7.
+    ({"crop_fraction": 10 / 12}, [[1 / 12, 7 / 24], [11 / 12, 17 / 24]]),
+    # The image is resized to 5 x 10. The smaller half of the padding comes first.
+    ({"resize_mode": "pad"}, [[-2 / 5, 0], [8 / 5, 1]]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -166,16 +173,7 @@ def test_pipelines_features_and_export_give_equal_pixels(tmp_path, name, tf):
     np.testing.assert_array_equal(served, flat)
 
 
-@pytest.mark.parametrize(
-    ("settings", "corners"),
-    [
-        ({}, [[0, 0], [1, 1]]),
-        # The image is resized to 12 x 24, and 10 x 10 pixels are kept, from 1 and 7.
-        ({"crop_fraction": 10 / 12}, [[1 / 12, 7 / 24], [11 / 12, 17 / 24]]),
-        # The image is resized to 5 x 10. The smaller half of the padding comes first.
-        ({"resize_mode": "pad"}, [[-2 / 5, 0], [8 / 5, 1]]),
-    ],
-)
+@pytest.mark.parametrize("settings, corners", CORNERS)
 def test_seen_returns_the_corners_of_the_crop(settings, corners, tf):
     transform = EvaluationTransform((10, 10), keras_vit.Preprocessing(**settings))
     for size, xp in ((np.array([50, 100]), np), (tf.constant([50, 100], "int64"), tf)):

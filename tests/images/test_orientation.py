@@ -138,7 +138,7 @@ def test_half_transparent_pixels_mix_with_white():
     check_all_decoders(data, np.round(PIXELS * share + 255 * (1 - share)).astype(int))
 
 
-@pytest.mark.parametrize(("factor", "shift"), [(16, 4), (256, 8)])
+@pytest.mark.parametrize("factor, shift", [(16, 4), (256, 8)])
 def test_gray_images_of_12_and_16_bits(factor, shift):
     values = (np.arange(16 * 24).reshape(16, 24) % 256 * factor).astype("uint16")
     expected = np.repeat((values >> shift)[..., None], 3, -1).astype(int)

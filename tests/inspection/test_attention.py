@@ -9,6 +9,8 @@ from keras_vit.inspection.attention import discard_smallest
 from tests.errors import refuses
 from tests.inspection import reference
 
+FUSE = {"mean": np.mean, "max": np.max, "min": np.min}
+
 
 def test_attention_maps_of_chosen_blocks_and_batches():
     model, images = reference.build(num_layers=3)
@@ -85,9 +87,6 @@ def test_maps_distance_and_rollout_of_published_vit_b16(real):
     np.testing.assert_allclose(maps, expected["last_block_attention"], rtol=1e-3, atol=1e-7)
     np.testing.assert_allclose(attention_rollout(model, images)[0], expected["rollout_mean"], rtol=1e-3)
     np.testing.assert_allclose(attention_distance(model, images), expected["attention_distance_pixels"], rtol=1e-3)
-
-
-FUSE = {"mean": np.mean, "max": np.max, "min": np.min}
 
 
 def rollout_of(maps, fusion="mean"):

@@ -6,6 +6,9 @@ from tests.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)
+PANELS = [((2, 3), 1, None, "class token"), ((2, 3), 0, None, "mean of all patches"), ((2, 3), 3, 2, "token 2")]
+PANELS += [((2, 3), 1, 6, "patch at row 1, column 2"), (None, 1, None, "class token")]
+PANELS += [(None, 0, None, "mean of all patches")]
 
 
 def written(path):
@@ -43,17 +46,7 @@ def test_rollout_plot_has_three_panels_per_image(channels, tmp_path):
     assert width > 900 and height > 300
 
 
-@pytest.mark.parametrize(
-    ("grid", "prefix", "query", "title"),
-    [
-        ((2, 3), 1, None, "class token"),
-        ((2, 3), 0, None, "mean of all patches"),
-        ((2, 3), 3, 2, "token 2"),
-        ((2, 3), 1, 6, "patch at row 1, column 2"),
-        (None, 1, None, "class token"),
-        (None, 0, None, "mean of all patches"),
-    ],
-)
+@pytest.mark.parametrize("grid, prefix, query, title", PANELS)
 def test_maps_plot_has_panel_per_head(grid, prefix, query, title, tmp_path):
     rows, columns = grid or (3, 3)
     attention = RNG.uniform(size=(5, *(prefix + rows * columns,) * 2))

@@ -19,8 +19,7 @@ MODELS = {
 
 
 def images_for(model, number=3):
-    images = np.random.default_rng(0).uniform(-1, 1, (number, *model.input_shape[1:]))
-    return images.astype("float32")
+    return np.random.default_rng(0).uniform(-1, 1, (number, *model.input_shape[1:])).astype("float32")
 
 
 def read(tensor, model, images):
@@ -41,8 +40,7 @@ def test_grad_cam_matches_direct_computation(build):
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5 * expected.max())
     best = ops.convert_to_numpy(model(images)).argmax(axis=1)
     np.testing.assert_allclose(grad_cam(model, images), grad_cam(model, images, best), rtol=1e-5, atol=1e-7)
-    raw = np.full(images.shape, 200)
-    assert attention_overlay(raw, actual).shape == images.shape
+    assert attention_overlay(np.full(images.shape, 200), actual).shape == images.shape
 
 
 def test_grad_cam_of_inner_layer_of_nested_model():

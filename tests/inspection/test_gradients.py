@@ -8,6 +8,12 @@ from tests.errors import refuses
 from tests.inspection import reference
 
 STEP = 1e-5
+KINDS = [
+    pytest.param({}, marks=pytest.mark.every_backend, id="plain"),
+    pytest.param({"num_registers": 1}, id="registers"),
+    pytest.param({"distillation_token": True}, id="distilled"),
+    pytest.param({"pooling": "gap"}, id="gap"),
+]
 
 
 def gradient_by_differences(model, images, block, index):
@@ -22,15 +28,7 @@ def gradient_by_differences(model, images, block, index):
     return gradient
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({}, marks=pytest.mark.every_backend, id="plain"),
-        pytest.param({"num_registers": 1}, id="registers"),
-        pytest.param({"distillation_token": True}, id="distilled"),
-        pytest.param({"pooling": "gap"}, id="gap"),
-    ],
-)
+@pytest.mark.parametrize("changes", KINDS)
 def test_gradient_rollout_matches_finite_differences(changes):
     model, images = reference.build(**changes)
     product = None
@@ -52,8 +50,7 @@ def test_target_classes_are_ints_names_or_argmax():
     assert np.abs(of_one - of_four).max() > 1e-4
     both = gradient_rollout(model, images, classes=[1, 4])
     np.testing.assert_allclose(both, [of_one[0], of_four[1]], atol=1e-5)
-    best = ops.convert_to_numpy(model(images)).argmax(axis=1)
-    of_best = gradient_rollout(model, images, classes=best)
+    of_best = gradient_rollout(model, images, classes=ops.convert_to_numpy(model(images)).argmax(axis=1))
     np.testing.assert_allclose(gradient_rollout(model, images), of_best, atol=1e-6)
     np.testing.assert_array_equal(gradient_rollout(model, images, classes=["dog", "owl"]), both)
     np.testing.assert_array_equal(gradient_rollout(model, images[:1], classes="dog"), of_one[:1])

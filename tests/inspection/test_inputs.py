@@ -11,18 +11,16 @@ from tests.errors import refuses
 from tests.inspection import reference
 
 HYBRID = {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1}
+LAYOUTS = [
+    ({"image_size": (11, 14)}, (11, 14), ((11, 14), (2, 3), (4, 4), 1)),
+    ({"image_size": (None, None), "num_registers": 2}, (8, 12), ((8, 12), (2, 3), (4, 4), 3)),
+    ({"pooling": "map"}, (8, 12), ((8, 12), (2, 3), (4, 4), 0)),
+    ({**HYBRID, "image_size": (32, 48)}, (32, 48), ((32, 48), (4, 6), (8, 8), 1)),
+    ({"patch_dropout_rate": 0.5, "dropout_rate": 0.5}, (8, 12), ((8, 12), (2, 3), (4, 4), 1)),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "size", "layout"),
-    [
-        ({"image_size": (11, 14)}, (11, 14), ((11, 14), (2, 3), (4, 4), 1)),
-        ({"image_size": (None, None), "num_registers": 2}, (8, 12), ((8, 12), (2, 3), (4, 4), 3)),
-        ({"pooling": "map"}, (8, 12), ((8, 12), (2, 3), (4, 4), 0)),
-        ({**HYBRID, "image_size": (32, 48)}, (32, 48), ((32, 48), (4, 6), (8, 8), 1)),
-        ({"patch_dropout_rate": 0.5, "dropout_rate": 0.5}, (8, 12), ((8, 12), (2, 3), (4, 4), 1)),
-    ],
-)
+@pytest.mark.parametrize("changes, size, layout", LAYOUTS)
 def test_patch_layout(changes, size, layout):
     model, _ = reference.build(**changes)
     images = np.random.default_rng(0).normal(size=(2, *size, 3)).astype("float32")

@@ -10,19 +10,23 @@ from tests.errors import refuses
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
-HISTORY = {
-    "accuracy": [0.3, 0.6, 0.8],
-    "loss": [2.0, 1.0, 0.5],
-    "learning_rate": [0.1, 0.1, 0.01],
-    "val_accuracy": [0.2, 0.5, 0.6],
-    "val_loss": [2.1, 1.3, 0.9],
-}
+HISTORY = {"accuracy": [0.3, 0.6, 0.8], "loss": [2.0, 1.0, 0.5], "learning_rate": [0.1, 0.1, 0.01]}
+HISTORY |= {"val_accuracy": [0.2, 0.5, 0.6], "val_loss": [2.1, 1.3, 0.9]}
 NAMES = ["cat", "dog", "sea horse"]
+REFUSED = [
+    (lambda x, y, p: (x[0], y, p), "Expected `images` of shape"),
+    (lambda x, y, p: (x[:0], y[:0], p[:0]), "at least one"),
+    (lambda x, y, p: (x[..., :2], y, p), "width, 1 or 3"),
+    (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),
+    (lambda x, y, p: (x, y, p[:, :2]), "`probabilities` of shape"),
+    (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: .1, 2, 3, 1"),
+    (lambda x, y, p: (x, y + 0.5, p), "integers of 0..2. Received: .0.5"),
+    (lambda x, y, p: (x, y, p * 10), "apply keras.ops.softmax first"),
+]
 
 
 def predictions(channels=3, number=4):
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (number, 8, 12, channels), "uint8")
+    images = np.random.default_rng(0).integers(0, 256, (number, 8, 12, channels), "uint8")
     labels = np.arange(number) % 3
     probabilities = np.full((number, 3), 0.1)
     # The last prediction is wrong.
@@ -116,19 +120,7 @@ def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
     refuses(r"`path`. Expected a .png file. Received: .*history.pdf", plot_history, HISTORY, tmp_path / "history.pdf")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x, y, p: (x[0], y, p), "Expected `images` of shape"),
-        (lambda x, y, p: (x[:0], y[:0], p[:0]), "at least one"),
-        (lambda x, y, p: (x[..., :2], y, p), "width, 1 or 3"),
-        (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),
-        (lambda x, y, p: (x, y, p[:, :2]), "`probabilities` of shape"),
-        (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: .1, 2, 3, 1"),
-        (lambda x, y, p: (x, y + 0.5, p), "integers of 0..2. Received: .0.5"),
-        (lambda x, y, p: (x, y, p * 10), "apply keras.ops.softmax first"),
-    ],
-)
+@pytest.mark.parametrize("change, message", REFUSED)
 def test_predictions_plot_refuses_invalid_arrays(change, message):
     refuses(message, plot_predictions, *change(*predictions()), NAMES)
 

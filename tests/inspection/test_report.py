@@ -17,6 +17,12 @@ from tests.errors import not_found, refuses
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+ANY_SIZE = {"image_size": (None, None), "grid_size": (4, 4)}
+SECTIONS = [
+    ({"num_classes": 0, "pooling": "gap"}, 5, "no single classification output"),
+    ({"task": "regression", "position_embedding": "relative"}, 4, "no single class.*no position embeddings to"),
+    ({**ANY_SIZE, "in_channels": 1, "distillation_token": True}, 6, "8 x 12 pixels.*2 x 3 patches"),
+]
 
 
 class Page(html.parser.HTMLParser):
@@ -73,18 +79,7 @@ def test_report_is_complete_and_self_contained(images, tmp_path):
     assert f"{best[2]:.1%}" in text
 
 
-ANY_SIZE = {"image_size": (None, None), "grid_size": (4, 4)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "pictures", "words"),
-    [
-        ({"num_classes": 0, "pooling": "gap"}, 5, "no single classification output"),
-        ({"task": "regression", "position_embedding": "relative"}, 4, "no single class.*no position embeddings to"),
-        ({**ANY_SIZE, "in_channels": 1, "distillation_token": True}, 6, "8 x 12 pixels.*2 x 3 patches"),
-    ],
-    ids=["features", "regression", "any size"],
-)
+@pytest.mark.parametrize("changes, pictures, words", SECTIONS, ids=["features", "regression", "any size"])
 def test_report_sections_depend_on_model(changes, pictures, words, images, tmp_path):
     model, _ = reference.build(**changes)
     if "grid_size" in changes:
@@ -105,8 +100,7 @@ def test_report_of_nested_quantized_and_two_output_models(images, tmp_path):
     nested = keras.Sequential([keras.Input((8, 12, 3)), inner, keras.layers.Dense(3, name="mine")])
     assert report(nested)[:2] == (6, 4)
     model, _ = reference.build()
-    two = keras.Model(model.input, [model.output, model.get_layer("norm").output])
-    pictures, _, text = report(two)
+    pictures, _, text = report(keras.Model(model.input, [model.output, model.get_layer("norm").output]))
     assert pictures == 5 and "no classes are shown" in text
     # Quantized attention has no gradient, so one picture is missing.
     model.get_layer("block_01").attention.out.quantize("int8")

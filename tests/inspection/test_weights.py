@@ -2,23 +2,22 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.inspection import (
-    embedding_filters,
-    plot_embedding_filters,
-    plot_position_similarity,
-    position_similarity,
-)
+from keras_vit import inspection
+from keras_vit.inspection import embedding_filters, plot_embedding_filters, plot_position_similarity
 from tests.errors import refuses
 from tests.inspection import reference
 
 matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)
+POSITIONS = [("learned", {}), ("learned", {"num_registers": 2})]
+POSITIONS += [("learned", {"distillation_token": True, "image_size": (8, 20)}), ("learned", {"pooling": "gap"})]
+POSITIONS += [("learned2d", {"distillation_token": True, "image_size": (8, 20)})]
+POSITIONS += [("sincos2d", {"num_registers": 2})]
 
 
 def components_of(kernel, number):
     """Returns the principal components, by the covariance of the filters' pixels."""
-    filters = kernel.reshape(-1, kernel.shape[-1])
-    variances, vectors = np.linalg.eigh(np.cov(filters))
+    variances, vectors = np.linalg.eigh(np.cov(kernel.reshape(-1, kernel.shape[-1])))
     return vectors.T[np.argsort(-variances)[:number]].reshape(number, *kernel.shape[:-1])
 
 
@@ -66,38 +65,28 @@ def positions_of(model, method, rows, columns):
     return [np.concatenate([of_columns[column], of_rows[row]]) for row in range(rows) for column in range(columns)]
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [
-        ("learned", {}),
-        ("learned", {"num_registers": 2}),
-        ("learned", {"distillation_token": True, "image_size": (8, 20)}),
-        ("learned", {"pooling": "gap"}),
-        ("learned2d", {"distillation_token": True, "image_size": (8, 20)}),
-        ("sincos2d", {"num_registers": 2}),
-    ],
-)
+@pytest.mark.parametrize("method, changes", POSITIONS)
 def test_position_similarity_matches_definition(method, changes):
     model, _ = reference.build(position_embedding=method, **changes)
     rows, columns = (side // 4 for side in model.input_shape[1:3])
     expected = similarity_of(positions_of(model, method, rows, columns), rows, columns)
-    actual = position_similarity(model)
+    actual = inspection.position_similarity(model)
     assert actual.dtype == "float32"
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_position_similarity_is_float32_in_mixed_precision():
     model, _ = reference.build()
-    expected = position_similarity(model)
+    expected = inspection.position_similarity(model)
     mixed, _ = reference.build(dtype="mixed_bfloat16")
     mixed.set_weights([ops.convert_to_numpy(w) for w in model.weights])
-    np.testing.assert_allclose(position_similarity(mixed), expected, atol=1e-6)
+    np.testing.assert_allclose(inspection.position_similarity(mixed), expected, atol=1e-6)
 
 
 @pytest.mark.long
 def test_position_similarity_of_published_vit_b16(real):
     model, _, expected = real
-    similarity = position_similarity(model)
+    similarity = inspection.position_similarity(model)
     np.testing.assert_allclose(
         similarity.reshape(196, 14, 14)[90], expected["position_similarity_row_90"], rtol=1e-3, atol=1e-6
     )
@@ -106,7 +95,7 @@ def test_position_similarity_of_published_vit_b16(real):
 @pytest.mark.parametrize("method", ["relative", "none"])
 def test_position_similarity_refuses_other_embeddings(method):
     model, _ = reference.build(position_embedding=method)
-    refuses("Expected a model with position embeddings", position_similarity, model)
+    refuses("Expected a model with position embeddings", inspection.position_similarity, model)
 
 
 @pytest.mark.parametrize("channels", [2, 4])

@@ -18,8 +18,7 @@ def reference(layer, x):
     key, value = (dense(x, f"attention/{name}") for name in ("key", "value"))
     scores = np.exp(np.einsum("qphd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1]))
     scores /= scores.sum(-1, keepdims=True)
-    joined = np.einsum("bhqk,bkhd->bhd", scores, value)
-    y = dense(joined, "attention/attention_output", "bhd,hdc->bc")
+    y = dense(np.einsum("bhqk,bkhd->bhd", scores, value), "attention/attention_output", "bhd,hdc->bc")
     normed = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + layer.layer_norm_epsilon)
     normed = normed * weights["norm/gamma"] + weights["norm/beta"]
     hidden = np.maximum(dense(normed, "mlp/dense_1", "bc,cm->bm"), 0)
@@ -56,8 +55,7 @@ def test_token_of_size_n_counts_as_n_copies():
 
 
 def test_symbolic_scores():
-    inputs = keras.Input((5, 8))
-    outputs = AttentionPooling(2, 12)(inputs, return_attention_scores=True)
+    outputs = AttentionPooling(2, 12)(keras.Input((5, 8)), return_attention_scores=True)
     assert [y.shape for y in outputs] == [(None, 8), (None, 2, 1, 5)]
 
 

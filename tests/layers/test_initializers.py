@@ -14,6 +14,11 @@ from keras_vit.layers import initializers
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 CLASSES = (initializers.RandomUniform, initializers.RandomNormal, initializers.TruncatedNormal)
+DEVIATIONS = [
+    (initializers.xavier_uniform(300, 500), math.sqrt(2 / 800)),
+    (initializers.GlorotUniform(), math.sqrt(2 / (6 * 1100))),
+    (initializers.LecunNormal(), math.sqrt(1 / 1800)),
+]
 
 
 def values(initializer, shape, dtype=None):
@@ -51,14 +56,7 @@ def test_statistics_in_every_piece(size):
         assert not np.array_equal(uniform[:1000], uniform[initializers.PIECE : initializers.PIECE + 1000])
 
 
-@pytest.mark.parametrize(
-    ("initializer", "stddev"),
-    [
-        (initializers.xavier_uniform(300, 500), math.sqrt(2 / 800)),
-        (initializers.GlorotUniform(), math.sqrt(2 / (6 * 1100))),
-        (initializers.LecunNormal(), math.sqrt(1 / 1800)),
-    ],
-)
+@pytest.mark.parametrize("initializer, stddev", DEVIATIONS)
 def test_variance_follows_the_fans(initializer, stddev):
     np.testing.assert_allclose(values(initializer, (2, 3, 300, 800)).std(), stddev, rtol=0.01)
 

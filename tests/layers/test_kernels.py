@@ -110,8 +110,7 @@ def test_heads_join_without_a_copy():
     parts = ops.unstack(qkv, 3, axis=2)
     joined = attend(*parts, None)
     assert joined.is_contiguous()
-    of_copies = attend(*(x.contiguous() for x in parts), None)
-    np.testing.assert_allclose(joined, of_copies, atol=1e-6)
+    np.testing.assert_allclose(joined, attend(*(x.contiguous() for x in parts), None), atol=1e-6)
 
 
 @pytest.mark.backends("jax")
@@ -201,8 +200,7 @@ def test_long_sequence_needs_less_memory_than_its_scores(monkeypatch):
     scores = 4 * length**2
     # A few slices are in use at once.
     monkeypatch.setattr(kernels, "_SLICE", length // 32)
-    layer = keras_vit.layers.MultiHeadSelfAttention(1)
-    model = keras.Sequential([keras.Input((length, 8)), layer])
+    model = keras.Sequential([keras.Input((length, 8)), keras_vit.layers.MultiHeadSelfAttention(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     x, y = np.random.default_rng(0).normal(size=(2, 1, length, 8)).astype("float32")
     # It compiles.

@@ -15,13 +15,7 @@ from keras_vit.models.coatnet.mbconv import MBConv
 from keras_vit.models.coatnet.relative_attention import RelativeAttention
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck
-from keras_vit.models.vt_resnet.layers import (
-    FilterTokenizer,
-    RecurrentTokenizer,
-    TokenProjector,
-    TokenTransformer,
-    VTModule,
-)
+from keras_vit.models.vt_resnet import layers as vt
 from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
 
 POSITIVE, RATE, ABOVE_0 = "an integer of at least 1", "a number in [0, 1)", "a number above 0"
@@ -49,7 +43,7 @@ REFUSED = [
     (Bottleneck, {"width": 32}, {"one of 'official', 'timm'": "epsilons"}),
     (PrefixTokens, {}, {POSITIVE: "num_tokens"}),
     (layers.DropPath, {}, {RATE: "rate"}),
-    (FilterTokenizer, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim"}),
+    (vt.FilterTokenizer, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim"}),
     (GroupNormalization, {}, {POSITIVE: "groups", ABOVE_0: "epsilon"}),
     (InvertedBottleneck, CONV, {POSITIVE: "filters strides expansion", ODD: "kernel_size"}),
     (InvertedBottleneck, CONV, {PADDING: "padding", ABOVE_0: "epsilon", RATE: "drop_path_rate"}),
@@ -66,7 +60,7 @@ REFUSED = [
     (layers.PositionEmbedding, {"grid_size": 4}, {POSITIVE: "grid_size patch_size", COUNT: "num_prefix_tokens"}),
     (layers.PositionEmbedding, {"grid_size": 4}, {"one of 'learned', 'learned2d', 'sincos2d'": "method"}),
     (layers.PositionEmbedding, {"grid_size": 4}, {"at most `num_prefix_tokens`, 0": "num_prefix_positions"}),
-    (RecurrentTokenizer, {}, {POSITIVE: "token_dim"}),
+    (vt.RecurrentTokenizer, {}, {POSITIVE: "token_dim"}),
     (RelativeAttention, RELATIVE, {POSITIVE: "num_heads head_dim grid_size position_mlp_dim"}),
     (RelativeAttention, RELATIVE, {"one of 'bilinear', 'geometric'": "interpolation"}),
     (RelativeTransformerBlock, RELATIVE, {POSITIVE: "units", STRIDES: "strides", ABOVE_0: "epsilon"}),
@@ -82,12 +76,12 @@ REFUSED = [
     (SymmetricMaxPooling2D, {"pool_size": 3, "strides": 2}, {"one of 'lowest', 'zeros'": "padding"}),
     (layers.TokenPooling, {"method": "gap"}, {COUNT: "num_prefix_tokens"}),
     (layers.TokenPooling, {}, {"one of 'token', 'gap', 'token_gap'": "method"}),
-    (TokenProjector, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
-    (TokenTransformer, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
+    (vt.TokenProjector, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
+    (vt.TokenTransformer, {}, {POSITIVE: "key_dim", RATE: "drop_path_rate"}),
     (layers.TransformerBlock, HEADS, {ABOVE_0: "layer_norm_epsilon", COUNT: "token_merging num_prefix_tokens"}),
     (layers.TransformerBlock, HEADS, BLOCK),
-    (VTModule, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim key_dim", RATE: "drop_path_rate"}),
-    (VTModule, {"num_tokens": 3}, {BOOL: "recurrent project"}),
+    (vt.VTModule, {"num_tokens": 3}, {POSITIVE: "num_tokens token_dim key_dim", RATE: "drop_path_rate"}),
+    (vt.VTModule, {"num_tokens": 3}, {BOOL: "recurrent project"}),
 ]
 
 

@@ -10,6 +10,10 @@ from tests.tiny import build, dtype_policy
 IMAGES = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype("float32")
 LABELS = np.arange(4)
 DROPOUT = {"dropout_rate": 0.2, "attention_dropout_rate": 0.2, "drop_path_rate": 0.3, "patch_dropout_rate": 0.2}
+MODES = [
+    {**DROPOUT, "layer_scale_init": 0.5, "qk_norm": True},
+    pytest.param({"num_layers": 1, "token_merging": 3, "drop_path_rate": 0.3}, marks=pytest.mark.every_backend),
+]
 
 
 def trained(remat, lora=False, run_eagerly=False, **changes):
@@ -29,14 +33,7 @@ def trained(remat, lora=False, run_eagerly=False, **changes):
     return [model.train_on_batch(IMAGES, LABELS) for _ in range(3)], model
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {**DROPOUT, "layer_scale_init": 0.5, "qk_norm": True},
-        pytest.param({"num_layers": 1, "token_merging": 3, "drop_path_rate": 0.3}, marks=pytest.mark.every_backend),
-    ],
-    ids=["dropout", "merging"],
-)
+@pytest.mark.parametrize("changes", MODES, ids=["dropout", "merging"])
 def test_remat_keeps_losses_and_weights(changes):
     losses, model = trained(False, **changes)
     again, recomputed = trained(True, **changes)

@@ -17,24 +17,22 @@ CONV = {"filters": 4, "kernel_size": 3, "strides": 2, "padding": "symmetric"}
 EMBEDDING = {"hidden_dim": 8, "patch_size": (4, 3)}
 POSITIONS = {"grid_size": (3, 2), "patch_size": (4, 5)}
 ATTENTION = {"num_heads": 2, "max_relative_distance": 2, "qk_norm": True}
+LAYERS = [
+    (GroupNormalization, {"groups": 2}, PIXELS, IMAGES),
+    (StandardizedConv2D, CONV, PIXELS, IMAGES),
+    (layers.PatchEmbedding, {**EMBEDDING, "method": "conv"}, PIXELS, TOKENS),
+    (layers.PatchEmbedding, {**EMBEDDING, "method": "unfold"}, PIXELS, TOKENS),
+    (layers.PatchMap, {"patch_size": (4, 5)}, PATCHES, (None, None, 8)),
+    (layers.PositionEmbedding, {**POSITIONS, "method": "learned"}, PATCHES, TOKENS),
+    (layers.PositionEmbedding, {**POSITIONS, "method": "learned2d"}, PATCHES, TOKENS),
+    (layers.PositionEmbedding, {**POSITIONS, "method": "sincos2d"}, PATCHES, TOKENS),
+    (layers.ClassToken, {"initializer": "ones"}, SEQUENCES, TOKENS),
+    (layers.MultiHeadSelfAttention, ATTENTION, SEQUENCES, TOKENS),
+]
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize(
-    "cls, arguments, shapes, output_shape",
-    [
-        (GroupNormalization, {"groups": 2}, PIXELS, IMAGES),
-        (StandardizedConv2D, CONV, PIXELS, IMAGES),
-        (layers.PatchEmbedding, {**EMBEDDING, "method": "conv"}, PIXELS, TOKENS),
-        (layers.PatchEmbedding, {**EMBEDDING, "method": "unfold"}, PIXELS, TOKENS),
-        (layers.PatchMap, {"patch_size": (4, 5)}, PATCHES, (None, None, 8)),
-        (layers.PositionEmbedding, {**POSITIONS, "method": "learned"}, PATCHES, TOKENS),
-        (layers.PositionEmbedding, {**POSITIONS, "method": "learned2d"}, PATCHES, TOKENS),
-        (layers.PositionEmbedding, {**POSITIONS, "method": "sincos2d"}, PATCHES, TOKENS),
-        (layers.ClassToken, {"initializer": "ones"}, SEQUENCES, TOKENS),
-        (layers.MultiHeadSelfAttention, ATTENTION, SEQUENCES, TOKENS),
-    ],
-)
+@pytest.mark.parametrize("cls, arguments, shapes, output_shape", LAYERS)
 def test_graph_of_unknown_shape_equals_eager_call(cls, arguments, shapes, output_shape):
     layer = cls(**arguments)
     unknown, *known = shapes

@@ -30,6 +30,29 @@ HEAD_DIM = "`head_dim`. Expected a divisor of the 16 channels of the attention i
 WIDTHS = "`widths`. Expected 9 integers, the channels of the stem, of each of 7 stages and of the"
 REPEATS = "`repeats`. Expected 7 integers, the numbers of blocks of each of 7 stages. Received"
 RELATIVE, ROTARY = {"position_embedding": "relative"}, {"rotary_embedding": "eva02", "hidden_dim": 24}
+REFUSED = [
+    ("vit", {"num_heads": 13}, "at least as many channels as heads"),
+    ("vit", {**RELATIVE, "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
+    ("vit", {**RELATIVE, "token_merging": (0, 2)}, "token_merging=0"),
+    ("vit", {**RELATIVE, "token_merging": 1}, "relative or rotary positions"),
+    ("vit", {**ROTARY, "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
+    ("vit", {**ROTARY, "token_merging": 2}, "Expected token_merging=0 with relative or rotary positions"),
+    ("vit", {"token_merging": -1}, "`token_merging`. Expected an integer of at least 0. Received: -1"),
+    ("vit", {"token_merging": (1, 2, 3)}, "one for each of the 2 blocks. Received: (1, 2, 3)"),
+    ("vit", {"position_embedding": "sincos2d", "hidden_dim": 6}, "a multiple of 4 channels"),
+    ("bit", {"stages": 3}, STAGES),
+    ("bit", {"width_factor": 0.75}, "`width_factor`. Expected a multiple of 0.5"),
+    ("hybrid", {"variant": "R+Ti/16", "image_size": 28}, HYBRID_SIZE),
+    ("coatnet", {"depths": 3}, "`depths`. Expected the number of units of each stage"),
+    ("coatnet", {"depths": (1, 1, 1)}, "`widths`. Expected a number for each of the 3 stages of `depths`"),
+    ("coatnet", {"widths": "wide"}, "`widths`. Expected the number of channels of each stage"),
+    ("coatnet", {"conv_depths": (2, 1, 0, 0)}, "`conv_depths`. Expected at most `depths`, (1, 1, 2, 1)"),
+    ("coatnet", {"conv_depths": (1, 1)}, "`conv_depths`. Expected a number for each of the 4 stages"),
+    ("coatnet", {"head_dim": 7}, HEAD_DIM),
+    ("coatnet", {"table_image_size": 32}, "`table_image_size`. Expected None with images of a known size"),
+    ("efficientnet", {"widths": (8, 8)}, WIDTHS),
+    ("efficientnet", {"repeats": (1,) * 8}, REPEATS),
+]
 
 
 @pytest.mark.parametrize("family, name", [(family, name) for family in NAMED for name in NAMED[family]])
@@ -37,32 +60,7 @@ def test_bad_argument_is_named(family, name):
     refuses(f"`{name}`", BUILDERS[family][0], **{name: NAMED[family][name]})
 
 
-@pytest.mark.parametrize(
-    "family, changes, message",
-    [
-        ("vit", {"num_heads": 13}, "at least as many channels as heads"),
-        ("vit", {**RELATIVE, "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
-        ("vit", {**RELATIVE, "token_merging": (0, 2)}, "token_merging=0"),
-        ("vit", {**RELATIVE, "token_merging": 1}, "relative or rotary positions"),
-        ("vit", {**ROTARY, "patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
-        ("vit", {**ROTARY, "token_merging": 2}, "Expected token_merging=0 with relative or rotary positions"),
-        ("vit", {"token_merging": -1}, "`token_merging`. Expected an integer of at least 0. Received: -1"),
-        ("vit", {"token_merging": (1, 2, 3)}, "one for each of the 2 blocks. Received: (1, 2, 3)"),
-        ("vit", {"position_embedding": "sincos2d", "hidden_dim": 6}, "a multiple of 4 channels"),
-        ("bit", {"stages": 3}, STAGES),
-        ("bit", {"width_factor": 0.75}, "`width_factor`. Expected a multiple of 0.5"),
-        ("hybrid", {"variant": "R+Ti/16", "image_size": 28}, HYBRID_SIZE),
-        ("coatnet", {"depths": 3}, "`depths`. Expected the number of units of each stage"),
-        ("coatnet", {"depths": (1, 1, 1)}, "`widths`. Expected a number for each of the 3 stages of `depths`"),
-        ("coatnet", {"widths": "wide"}, "`widths`. Expected the number of channels of each stage"),
-        ("coatnet", {"conv_depths": (2, 1, 0, 0)}, "`conv_depths`. Expected at most `depths`, (1, 1, 2, 1)"),
-        ("coatnet", {"conv_depths": (1, 1)}, "`conv_depths`. Expected a number for each of the 4 stages"),
-        ("coatnet", {"head_dim": 7}, HEAD_DIM),
-        ("coatnet", {"table_image_size": 32}, "`table_image_size`. Expected None with images of a known size"),
-        ("efficientnet", {"widths": (8, 8)}, WIDTHS),
-        ("efficientnet", {"repeats": (1,) * 8}, REPEATS),
-    ],
-)
+@pytest.mark.parametrize("family, changes, message", REFUSED)
 def test_bad_argument_is_explained(family, changes, message):
     refuses(re.escape(message), BUILDERS[family][0], **changes)
 

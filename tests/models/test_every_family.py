@@ -20,31 +20,25 @@ from tests.models.vit import test_hybrid as hybrid
 from tests.models.vt_resnet import test_model as vt_resnet
 
 STEM = {"patch_size": (2, 3), "position_embedding": "learned2d", "in_channels": 1}
+FEATURES = {"num_classes": 0, "in_channels": 1, "include_preprocessing": True}
+RMLP = {"variant": "coatnet_rmlp_1_rw", "include_preprocessing": True, "layer_scale_init": 0.1}
+BOTTLENECK = {"bottleneck": True, "num_modules": 1, "dropout_rate": 0.01, "drop_path_rate": 0.01}
 SHALLOW = {"depths": (1, 1, 1, 1)}
 OF_EFFICIENTNET = {"drop_path_rate": 0.0, "in_channels": 1, "padding": "symmetric"}
 # Each choice that a builder offers is in one of them.
 CONTRACTS = {
     "bit": (bit.build, {}),
-    "bit_features": (
-        bit.build,
-        {"num_classes": 0, "in_channels": 1, "pool_padding": "zeros", "include_preprocessing": True},
-    ),
+    "bit_features": (bit.build, {**FEATURES, "pool_padding": "zeros"}),
     "hybrid": (hybrid.build, {}),
     "hybrid_stem": (hybrid.build, {"variant": "R+Ti/16", **STEM}),
     "coatnet": (coatnet.build, {}),
     "coatnet_bn": (coatnet.build, {"variant": "coatnet_bn_0_rw", "num_classes": 0, "in_channels": 1, **SHALLOW}),
-    "coatnet_rmlp": (
-        coatnet.build,
-        {"variant": "coatnet_rmlp_1_rw", "include_preprocessing": True, "layer_scale_init": 0.1, **SHALLOW},
-    ),
+    "coatnet_rmlp": (coatnet.build, {**RMLP, **SHALLOW}),
     "efficientnet": (efficientnet.build, {"drop_path_rate": 0.0, "dropout_rate": 0.0}),
     "efficientnet_features": (efficientnet.build, {"num_classes": 0, **OF_EFFICIENTNET}),
     "vt_resnet": (vt_resnet.build, {}),
-    "vt_resnet_features": (vt_resnet.build, {"num_classes": 0, "in_channels": 1, "include_preprocessing": True}),
-    "vt_resnet_bottleneck": (
-        vt_resnet.build,
-        {"bottleneck": True, "num_modules": 1, "dropout_rate": 0.01, "drop_path_rate": 0.01},
-    ),
+    "vt_resnet_features": (vt_resnet.build, FEATURES),
+    "vt_resnet_bottleneck": (vt_resnet.build, BOTTLENECK),
 }
 BUILDERS = {
     "vit": (tiny.build, "block_00"),
@@ -55,6 +49,40 @@ BUILDERS = {
     "vt_resnet": (vt_resnet.build, "vt_1"),
 }
 each_builder = pytest.mark.parametrize("family", BUILDERS)
+ANY_SIZE = {
+    "bit": (bit.build, {}, (7, 70)),
+    "hybrid": (hybrid.build, {"position_embedding": "sincos2d"}, (17, 64)),
+    "coatnet": (coatnet.build, {"table_image_size": (64, 40)}, (37, 70)),
+    "coatnet_rmlp": (coatnet.build, {"variant": "rmlp_0_rw", "table_image_size": (64, 40)}, (37, 70)),
+    "efficientnet": (efficientnet.build, {}, (7, 70)),
+    "efficientnet_symmetric": (efficientnet.build, {"padding": "symmetric"}, (7, 70)),
+    "vt_resnet": (vt_resnet.build, {}, (7, 70)),
+}
+EXPORTED = [(efficientnet.build, {"padding": "symmetric", "include_preprocessing": True}), (vt_resnet.build, {})]
+EXPORTED += [(vt_resnet.build, {"image_size": (None, None)})]
+NEED_TOKENS = [
+    (lambda model, x: inspection.attention_maps(model, x), "a model that holds a ViT"),
+    (lambda model, x: inspection.patch_layout(model, x), "a model that holds a ViT"),
+    (lambda model, x: inspection.position_similarity(model), "a model with position embeddings"),
+    (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT of this package's builders"),
+    (lambda model, x: keras_vit.fold_preprocessing(model), "a ViT of this package's builders"),
+]
+UNKNOWN_VARIANTS = [
+    (keras_vit.BiT, "", ["R50", "R50x", "R50x0", "R51x1", "r50x1", "50x1", "R50x1.5", "B/16", "", None, 50]),
+    (keras_vit.CoAtNet, "", ["6", "coatnet_6_224", "0_rw_22", "", None, 0, "B/16"]),
+    (keras_vit.EfficientNet, ". Expected one of 'B0', .*'L2'", ["b0", "B9", "L2-475", "R50x1", "", None, 0]),
+    (keras_vit.VTResNet, ". Expected one of 'R18'", ["R152", "r18", 18, None, ["R18"], "R18x1"]),
+]
+DROP_PATH_RATES = [
+    (lambda **rate: tiny.build(num_layers=4, **rate), [0, 0.1, 0.2, 0.3]),
+    (vt_resnet.build, [0, 0.1, 0.2, 0.3]),
+    # EfficientNet's last block stays one step below the rate.
+    (efficientnet.build, 0.3 * np.arange(9) / 9),
+]
+ADAPTED = [
+    ("coatnet", {"depths": (1, 1, 1, 1)}, {f"stage_{i}_block_01" for i in (1, 2, 3, 4)}),
+    ("vt_resnet", {}, {"vt_1", "vt_2"}),
+]
 
 
 @pytest.mark.long_elsewhere
@@ -91,15 +119,7 @@ def test_new_head_gives_uniform_probabilities(family):
     np.testing.assert_allclose(answers(model, images(1, *model.input_shape[1:])), np.full((1, 5), 0.2), atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "builder, rates",
-    [
-        (lambda **rate: tiny.build(num_layers=4, **rate), [0, 0.1, 0.2, 0.3]),
-        (vt_resnet.build, [0, 0.1, 0.2, 0.3]),
-        # EfficientNet's last block stays one step below the rate.
-        (efficientnet.build, 0.3 * np.arange(9) / 9),
-    ],
-)
+@pytest.mark.parametrize("builder, rates", DROP_PATH_RATES)
 def test_drop_path_rates_rise_linearly(builder, rates):
     model = builder(drop_path_rate=0.3)
     found = [model.get_layer(name).drop_path_rate for name in model.config.block_names]
@@ -119,35 +139,14 @@ def test_named_builder_is_documented_and_pickles(name, call, sizes):
     refuses(f"argument of keras_vit.{name}. Received: variant='R101x1'", builder, variant="R101x1")
 
 
-@pytest.mark.parametrize(
-    "function, expected",
-    [
-        (lambda model, x: inspection.attention_maps(model, x), "a model that holds a ViT"),
-        (lambda model, x: inspection.patch_layout(model, x), "a model that holds a ViT"),
-        (lambda model, x: inspection.position_similarity(model), "a model with position embeddings"),
-        (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT of this package's builders"),
-        (lambda model, x: keras_vit.fold_preprocessing(model), "a ViT of this package's builders"),
-    ],
-)
+@pytest.mark.parametrize("function, expected", NEED_TOKENS)
 @pytest.mark.parametrize("family", ["coatnet", "efficientnet", "vt_resnet"])
 def test_functions_that_need_tokens_refuse_other_families(family, function, expected):
     model = BUILDERS[family][0](num_classes=0, include_preprocessing=True)
     refuses(f"Expected {expected}", function, model, images(1, *model.input_shape[1:]))
 
 
-@pytest.mark.parametrize(
-    "builder, changes, other_size",
-    [
-        (bit.build, {}, (7, 70)),
-        (hybrid.build, {"position_embedding": "sincos2d"}, (17, 64)),
-        (coatnet.build, {"table_image_size": (64, 40)}, (37, 70)),
-        (coatnet.build, {"variant": "rmlp_0_rw", "table_image_size": (64, 40)}, (37, 70)),
-        (efficientnet.build, {}, (7, 70)),
-        (efficientnet.build, {"padding": "symmetric"}, (7, 70)),
-        (vt_resnet.build, {}, (7, 70)),
-    ],
-    ids=["bit", "hybrid", "coatnet", "coatnet_rmlp", "efficientnet", "efficientnet_symmetric", "vt_resnet"],
-)
+@pytest.mark.parametrize("builder, changes, other_size", ANY_SIZE.values(), ids=ANY_SIZE)
 def test_any_size_model_equals_fixed_size_model(builder, changes, other_size):
     any_size = builder(**{**changes, "image_size": (None, None)})
     fixed = builder(**{name: value for name, value in changes.items() if name != "table_image_size"})
@@ -190,13 +189,7 @@ def test_config_survives_files_clones_and_new_heads(family, tmp_path):
         assert found == config and found.class_names == tuple("abcde") and found.preprocessing == model.preprocessing
 
 
-@pytest.mark.parametrize(
-    "family, changes, adapted",
-    [
-        ("coatnet", {"depths": (1, 1, 1, 1)}, {f"stage_{i}_block_01" for i in (1, 2, 3, 4)}),
-        ("vt_resnet", {}, {"vt_1", "vt_2"}),
-    ],
-)
+@pytest.mark.parametrize("family, changes, adapted", ADAPTED)
 def test_lora_trains_its_updates_and_the_head(family, changes, adapted, tmp_path):
     model = BUILDERS[family][0](**changes)
     randomize(model, np.random.default_rng(0))
@@ -234,15 +227,7 @@ def test_int8_model_survives_its_file(builder, changes, tmp_path):
     np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "builder, message, variants",
-    [
-        (keras_vit.BiT, "", ["R50", "R50x", "R50x0", "R51x1", "r50x1", "50x1", "R50x1.5", "B/16", "", None, 50]),
-        (keras_vit.CoAtNet, "", ["6", "coatnet_6_224", "0_rw_22", "", None, 0, "B/16"]),
-        (keras_vit.EfficientNet, ". Expected one of 'B0', .*'L2'", ["b0", "B9", "L2-475", "R50x1", "", None, 0]),
-        (keras_vit.VTResNet, ". Expected one of 'R18'", ["R152", "r18", 18, None, ["R18"], "R18x1"]),
-    ],
-)
+@pytest.mark.parametrize("builder, message, variants", UNKNOWN_VARIANTS)
 def test_unknown_variants_are_refused(builder, message, variants):
     for variant in variants:
         refuses(f"`variant`{message}.*Received", builder, variant)
@@ -250,14 +235,7 @@ def test_unknown_variants_are_refused(builder, message, variants):
 
 @pytest.mark.long
 @pytest.mark.backends("tensorflow", "torch")
-@pytest.mark.parametrize(
-    "builder, changes",
-    [
-        (efficientnet.build, {"padding": "symmetric", "include_preprocessing": True}),
-        (vt_resnet.build, {}),
-        (vt_resnet.build, {"image_size": (None, None)}),
-    ],
-)
+@pytest.mark.parametrize("builder, changes", EXPORTED)
 def test_export_equals_the_model(builder, changes, tmp_path):
     model = builder(**changes)
     if keras.backend.backend() == "tensorflow":

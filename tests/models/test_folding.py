@@ -8,6 +8,7 @@ from keras import ops
 import keras_vit
 from keras_vit.training import enable_lora
 from tests.errors import refuses
+from tests.models.bit import test_model as bit
 from tests.models.small import answers
 from tests.tiny import build, randomize
 
@@ -17,11 +18,7 @@ RAW = {"include_preprocessing": True, "preprocessing": IMAGENET}
 KINDS = {
     "plain": {},
     "one constant": {"preprocessing": {"mean": 0.5, "std": 0.25}},
-    "patches that do not divide, one channel": {
-        "image_size": (18, 27),
-        "in_channels": 1,
-        "preprocessing": {"mean": 0.4, "std": 0.3},
-    },
+    "one channel": {"in_channels": 1, "preprocessing": {"mean": 0.4, "std": 0.3}, "image_size": (18, 27)},
     "any size": {"image_size": (None, None), "grid_size": (4, 4)},
     "merging, registers": {"token_merging": 3, "num_registers": 2, "pooling": "gap"},
     "two heads": {"distillation_token": True, "return_both_heads": True},
@@ -110,10 +107,7 @@ def with_another_reader():
         (lambda: build(**RAW, dtype="mixed_bfloat16"), "and a patch embedding in bfloat16"),
         (with_lora_in_another_layer, "whose config records all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass that: model.get_layer"),
-        (
-            lambda: keras_vit.BiT("R50x1", stages=(1,), width_factor=0.5, image_size=32, include_preprocessing=True),
-            "layers named normalization, patch_embedding, block_00",
-        ),
+        (lambda: bit.build(include_preprocessing=True), "layers named normalization, patch_embedding, block_00"),
     ],
     ids=["scaled", "twice", "hybrid", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
 )

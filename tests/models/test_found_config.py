@@ -8,6 +8,20 @@ from tests.weights.helpers import changed, check_refused, read, timm_folder
 
 BARE = {"preprocessing": keras_vit.Preprocessing()}
 FLOWERS = tuple(f"flower {i}" for i in range(10))
+UNKNOWN_PROCESSORS = [
+    ({"do_flip_channel_order": True}, "Received: .*do_flip_channel_order"),
+    ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of"),
+]
+EPSILONS = [
+    ({"layer_norm_eps": 1e-5}, "stated in the file", 1e-5),
+    ({"layer_norm_eps": None}, "default of transformers", 1e-12),
+    ({"model_type": "vit_msn", "layer_norm_eps": ...}, "default of transformers", 1e-6),
+]
+STATED = [
+    ("hf_vit", {"interpolation": "bilinear", "crop_fraction": 1.0, "std": (0.5,)}),
+    ("hf_deit_distilled", {"interpolation": "bicubic", "crop_fraction": 0.875, "std": (0.5,)}),
+    ("timm", {"interpolation": "bicubic", "crop_fraction": 0.875, "std": (0.229, 0.224, 0.225)}),
+]
 
 
 @pytest.mark.parametrize("name", ["hf_vit", "hf_bit", "hf_dinov3_gated"])
@@ -18,13 +32,7 @@ def test_unknown_key_of_config_is_refused_by_name(tmp_path, name):
     read(changed(tmp_path, name, use_parallel_blocks=None))
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"do_flip_channel_order": True}, "Received: .*do_flip_channel_order"),
-        ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", UNKNOWN_PROCESSORS)
 def test_unknown_processor_is_named_and_overridden(tmp_path, changes, message):
     folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", **changes)
     check_refused(f"(?s)Pass preprocessing= to .*{message}", folder)
@@ -67,14 +75,7 @@ def test_each_value_has_an_origin():
     assert not values["pooling"].certain
 
 
-@pytest.mark.parametrize(
-    "changes, origin, epsilon",
-    [
-        ({"layer_norm_eps": 1e-5}, "stated in the file", 1e-5),
-        ({"layer_norm_eps": None}, "default of transformers", 1e-12),
-        ({"model_type": "vit_msn", "layer_norm_eps": ...}, "default of transformers", 1e-6),
-    ],
-)
+@pytest.mark.parametrize("changes, origin, epsilon", EPSILONS)
 def test_missing_epsilon_is_that_of_the_model_type(tmp_path, changes, origin, epsilon):
     found = read(changed(tmp_path, "hf_vit", **changes))[1].values["layer_norm_epsilon"]
     assert (found.origin, found.value) == (origin, epsilon)
@@ -89,14 +90,7 @@ def test_missing_constants_of_a_processor_are_defaults(tmp_path, constants, orig
     assert read(folder)[1].values["preprocessing"].origin == origin
 
 
-@pytest.mark.parametrize(
-    "name, others",
-    [
-        ("hf_vit", {"interpolation": "bilinear", "crop_fraction": 1.0, "std": (0.5,)}),
-        ("hf_deit_distilled", {"interpolation": "bicubic", "crop_fraction": 0.875, "std": (0.5,)}),
-        ("timm", {"interpolation": "bicubic", "crop_fraction": 0.875, "std": (0.229, 0.224, 0.225)}),
-    ],
-)
+@pytest.mark.parametrize("name, others", STATED)
 def test_single_stated_constant_leaves_the_rest_defaults(tmp_path, name, others):
     if name == "timm":
         facts = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 4}}

@@ -7,6 +7,10 @@ from keras_vit.models.graph import nodes_before, operations_before, replay
 from tests.models.small import answers
 from tests.tiny import build, randomize
 
+KINDS = [({}, 1), ({"distillation_token": True}, 2), ({"num_registers": 2, "norm_after_pooling": True}, 1)]
+KINDS += [({"token_merging": (2, 0)}, 1), ({"token_merging": 2}, 1), ({"pooling": "gap"}, 16)]
+KINDS += [({"pooling": "token_gap"}, 17), ({"pooling": "map"}, 16), ({"pooling": "none", "num_classes": 0}, 17)]
+
 
 def kinds(operations):
     return [type(operation).__name__ for operation in operations]
@@ -54,20 +58,7 @@ def lengths(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    ("changes", "num_tokens"),
-    [
-        ({}, 1),
-        ({"distillation_token": True}, 2),
-        ({"num_registers": 2, "norm_after_pooling": True}, 1),
-        ({"token_merging": (2, 0)}, 1),
-        ({"token_merging": 2}, 1),
-        ({"pooling": "gap"}, 16),
-        ({"pooling": "token_gap"}, 17),
-        ({"pooling": "map"}, 16),
-        ({"pooling": "none", "num_classes": 0}, 17),
-    ],
-)
+@pytest.mark.parametrize("changes, num_tokens", KINDS)
 def test_last_block_computes_the_tokens_that_are_read(changes, num_tokens, lengths):
     model, images = randomize(build(**changes)), np.random.default_rng(0).normal(size=(2, 16, 16, 3))
     lengths.clear()

@@ -182,7 +182,7 @@ def test_other_settings_are_refused_unless_allowed(tiny_file, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "stated"),
+    "name, value, stated",
     [
         ("preprocessing", {"mean": 0.4, "std": 0.2}, r"preprocessing=\{'mean': \(0.5,\), 'std': \(0.5,\)\}"),
         ("classifier_activation", "softmax", "classifier_activation='linear'"),
@@ -447,14 +447,13 @@ def test_builder_reads_few_arrays_at_once(tiny, tiny_file, monkeypatch):
     events, read, overwrite = [], NpzFile._read, load.overwrite
     monkeypatch.setattr(NpzFile, "_read", lambda *args: events.append("read") or read(*args))
     monkeypatch.setattr(load, "overwrite", lambda *args: events.append("overwrite") or overwrite(*args))
-    model = keras_vit.from_pretrained(tiny_file)
-    assert unchanged(model, tiny.get_weights())
+    assert unchanged(keras_vit.from_pretrained(tiny_file), tiny.get_weights())
     # The arrays of queries, keys and values become one weight.
     assert max(len(list(run)) for kind, run in itertools.groupby(events) if kind == "read") == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    "name, changes",
     [
         ("hf_dinov3_gated", {"rotary_embedding": None}),
         ("hf_dinov3_gated", {"position_embedding": "sincos2d"}),
@@ -478,8 +477,7 @@ def test_other_positions_without_weights_are_refused(name, changes):
 
 
 def test_possible_rotary_positions_must_be_given(tmp_path):
-    model = randomize(build(rotary_embedding="axial"))
-    model.save_weights(tmp_path / "model.weights.h5")
+    randomize(build(rotary_embedding="axial")).save_weights(tmp_path / "model.weights.h5")
     check_refused("rotary_embedding=", tmp_path / "model.weights.h5")
     # timm's towers in OpenCLIP may be EVA-02 models with rotary positions.
     arrays = open_checkpoint(GOLDEN_FOLDER / "timm_eva02.safetensors")

@@ -22,20 +22,11 @@ TIMM["ViTG14"] = "vit_gigantic_patch14_224"
 COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
 PARAMETERS = {
     **{name: COUNTS[timm] for name, timm in TIMM.items()},
-    "BiTR50x2": 97_988_712,
-    "BiTR152x1": 60_185_128,
-    "BiTR200x3": 568_633_000,
-    "R26ViTB32": 101_383_976,
-    "R50ViTB32": 110_945_832,
+    **{"BiTR50x2": 97_988_712, "BiTR152x1": 60_185_128, "BiTR200x3": 568_633_000},
+    **{"R26ViTB32": 101_383_976, "R50ViTB32": 110_945_832, "SigLIPB16": 92_884_224, "SigLIPSO400M14": 427_680_704},
     # The published files hold a mask token more, which only pre-training uses.
-    "DINOv2S14": 22_056_192,
-    "DINOv2B14": 86_579_712,
-    "SigLIPB16": 92_884_224,
-    "SigLIPSO400M14": 427_680_704,
-    "VTResNet18": 11_811_752,
-    "VTResNet34": 21_792_168,
-    "VTResNet50": 23_246_760,
-    "VTResNet101": 42_291_112,
+    **{"DINOv2S14": 22_056_192, "DINOv2B14": 86_579_712},
+    **{"VTResNet18": 11_811_752, "VTResNet34": 21_792_168, "VTResNet50": 23_246_760, "VTResNet101": 42_291_112},
 }
 
 

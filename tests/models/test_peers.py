@@ -19,6 +19,20 @@ from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused, images
 
 pytestmark = pytest.mark.long
+# One name for each kind of timm model.
+TIMM = (
+    *("vit_base_patch16_clip_quickgelu_224", "vit_large_patch14_clip_224", "vit_giant_patch14_reg4_dinov2"),
+    *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_giant_patch16_lingbot"),
+    *("eva02_tiny_patch14_336", "eva02_base_patch14_224", "eva02_large_patch14_clip_224", "eva_giant_patch14_clip_224"),
+    *("vit_medium_patch16_rope_reg1_gap_256", "vit_mediumd_patch16_rope_reg1_gap_256", "vit_base_patch16_rope_224"),
+    *("vit_large_patch16_rope_ape_224", "vit_base_patch32_siglip_256", "vit_so400m_patch16_siglip_gap_256"),
+    *("vit_so150m_patch16_reg4_gap_256", "vit_so150m_patch16_reg4_map_256", "vit_base_patch16_224_miil"),
+)
+TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+_SIZES = {**TINY, "intermediate_size": 40}
+_RATIO = {**TINY, "mlp_ratio": 2}
+_TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+_TEXT |= {"bos_token_id": 0, "eos_token_id": 1}
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +76,6 @@ def test_published_resnets_of_timm_compute_the_same(torch, tmp_path, name):
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
 
 
-# One name for each kind of timm model.
-TIMM = (
-    *("vit_base_patch16_clip_quickgelu_224", "vit_large_patch14_clip_224", "vit_giant_patch14_reg4_dinov2"),
-    *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_giant_patch16_lingbot"),
-    *("eva02_tiny_patch14_336", "eva02_base_patch14_224", "eva02_large_patch14_clip_224", "eva_giant_patch14_clip_224"),
-    *("vit_medium_patch16_rope_reg1_gap_256", "vit_mediumd_patch16_rope_reg1_gap_256", "vit_base_patch16_rope_224"),
-    *("vit_large_patch16_rope_ape_224", "vit_base_patch32_siglip_256", "vit_so400m_patch16_siglip_gap_256"),
-    *("vit_so150m_patch16_reg4_gap_256", "vit_so150m_patch16_reg4_map_256", "vit_base_patch16_224_miil"),
-)
-
-
 @pytest.mark.parametrize("name", TIMM)
 def test_timm_folder_computes_the_same(torch, tmp_path, name):
     sizes = {"img_size": (48, 64), "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
@@ -107,10 +110,7 @@ def test_table_of_timm_models_equals_timm(torch):
 
 # (timm's architecture, changes that a folder states).
 WRITTEN = (
-    (
-        "test_vit",
-        {"activation": "gelu_tanh", "image_size": (16, 48), "preprocessing": keras_vit.Preprocessing(mean=0.4)},
-    ),
+    ("test_vit", {"activation": "gelu_tanh", "image_size": (16, 48), "preprocessing": {"mean": 0.4}}),
     ("test_vit", {"in_channels": 1, "num_classes": 0, "activation": "silu"}),
     ("test_vit", {"image_size": (None, None), "position_interpolation": "bicubic_antialias"}),
     ("deit_tiny_distilled_patch16_224", {}),
@@ -235,7 +235,7 @@ TRANSFORMERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "output"), TRANSFORMERS)
+@pytest.mark.parametrize("name, arguments, output", TRANSFORMERS)
 def test_each_transformers_class_computes_same_from_folder(torch, tmp_path, name, arguments, output):
     model = randomize(build(**arguments))
     keras_vit.save_weights(model, tmp_path / "folder", "huggingface")
@@ -253,13 +253,6 @@ def test_each_transformers_class_computes_same_from_folder(torch, tmp_path, name
     again = keras_vit.from_pretrained(tmp_path / "folder")
     assert again.config == model.config
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(again(x)), ours)
-
-
-TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
-_SIZES = {**TINY, "intermediate_size": 40}
-_RATIO = {**TINY, "mlp_ratio": 2}
-_TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
-_TEXT |= {"bos_token_id": 0, "eos_token_id": 1}
 
 
 def their_output(module, output, x, **options):
@@ -315,7 +308,7 @@ def drawn(torch, name, config):
     return module.eval()
 
 
-@pytest.mark.parametrize(("name", "config", "output"), READ)
+@pytest.mark.parametrize("name, config, output", READ)
 @pytest.mark.parametrize("image_size", [None, (48, 24)])
 def test_transformers_folder_computes_the_same(torch, tmp_path, name, config, output, image_size):
     module = drawn(torch, name, config)

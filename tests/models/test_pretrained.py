@@ -24,30 +24,23 @@ BARE = {"preprocessing": keras_vit.Preprocessing()}
 HEADS = {"num_heads": 4, **BARE}
 EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (4, 4), **HEADS}
 DINOV3 = {"rotary_embedding": "dinov3", "rotary_grid": None, "layer_norm_epsilon": 1e-5, "pooling": "gap"}
-RESNETS = {
-    "timm_hybrid.safetensors": {"grid_size": (8, 12), **HEADS},
-    "timm_hybrid_stem.safetensors": {"grid_size": (2, 3), **HEADS},
-    "timm_bit.safetensors": {"image_size": (64, 96), **BARE},
-    "hf_bit": {"image_size": (64, 96), **BARE},
-}
+RESNETS = {name: {"image_size": (64, 96), **BARE} for name in ("timm_bit.safetensors", "hf_bit")}
+RESNETS |= {"timm_hybrid.safetensors": {"grid_size": (8, 12), **HEADS}}
+RESNETS |= {"timm_hybrid_stem.safetensors": {"grid_size": (2, 3), **HEADS}}
 STATED = ("vit_token.npz", "vit_token_prelogits.npz", "vit_gap.npz", "hybrid_r50ish_patch1.npz")
 STATED += ("hybrid_stem_only_patch8.npz", "bigvision_tok.npz", "bigvision_map.npz", "bigvision_gap_rep.npz")
 STATED += ("hf_dinov2", "hf_dinov2_reg2", "hf_siglip")
 GOLDEN = {
     **{name: {} for name in STATED},
+    **{f"timm_{name}.safetensors": HEADS for name in ("vit", "vit_gap_fcnorm", "vit_reg4_layerscale")},
+    **dict.fromkeys(("timm_eva02.safetensors", "timm_eva02_split.safetensors"), EVA02),
+    **dict.fromkeys(("hf_vit", "hf_deit_distilled"), BARE),
     "vit_nonsquare.npz": {"grid_size": (6, 3)},
     "bigvision_gap_sincos2d.npz": {"image_size": 32},
-    "timm_vit.safetensors": HEADS,
-    "timm_vit_gap_fcnorm.safetensors": HEADS,
-    "timm_vit_reg4_layerscale.safetensors": HEADS,
     "timm_vit_qknorm_map.safetensors": {**BARE, **EXACT},
     "timm_deit_distilled.safetensors": {"num_heads": 4},
-    "timm_eva02.safetensors": EVA02,
-    "timm_eva02_split.safetensors": EVA02,
     "timm_dinov3_gated.safetensors": {"image_size": 32, **DINOV3, **HEADS},
     "timm_clip_quickgelu.safetensors": {"activation": "quick_gelu", **HEADS},
-    "hf_vit": BARE,
-    "hf_deit_distilled": BARE,
     "bit_2111_x0.5.npz": {"image_size": 64, "pool_padding": "lowest"},
     **RESNETS,
 }
@@ -58,31 +51,54 @@ EVERYWHERE += ("timm_eva02_split.safetensors", "timm_dinov3_gated.safetensors", 
 EVERYWHERE += ("hf_dinov2_reg2", "bit_2111_x0.5.npz", "timm_hybrid.safetensors", "timm_bit.safetensors")
 # The arguments that these files do not determine. Their images have another size than the weights.
 RESIZED = {
-    "hf_clip": {},
-    "hf_dinov2_gated": {},
-    "hf_dinov3_gated": {},
-    "hf_ijepa": BARE,
-    "hf_mae": BARE,
+    **{name: {} for name in ("hf_clip", "hf_dinov2_gated", "hf_dinov3_gated")},
+    **dict.fromkeys(("hf_ijepa", "hf_mae"), BARE),
+    **{f"original_dinov{name}.safetensors": {} for name in ("2", "2_registers", "3")},
+    **{f"original_eva02_{name}.safetensors": {} for name in ("packed", "split")},
     "original_clip.safetensors": {"num_heads": 2, "activation": "quick_gelu"},
     "original_dino.safetensors": {"source": "dino"},
-    "original_dinov2.safetensors": {},
-    "original_dinov2_registers.safetensors": {},
-    "original_dinov3.safetensors": {},
-    "original_eva02_packed.safetensors": {},
-    "original_eva02_split.safetensors": {},
     "original_ijepa.safetensors": {"source": "ijepa", "num_heads": 2},
 }
 # The layers whose outputs equal the references' tapped activations.
-TAPS = {
-    "with_posemb": "position_embedding",
-    "encoded": "norm",
-    "head_input": "pooling",
-    "pre_logits": "pre_logits",
-    "embedding": "patch_embedding",
-    "Transformer/encoder_norm": "norm",
-    **{f"Transformer/encoderblock_{i}": f"block_{i:02d}" for i in range(3)},
-    "block_00": "block_00",
-}
+TAPS = {"with_posemb": "position_embedding", "encoded": "norm", "head_input": "pooling", "pre_logits": "pre_logits"}
+TAPS |= {"embedding": "patch_embedding", "Transformer/encoder_norm": "norm", "block_00": "block_00"}
+TAPS |= {f"Transformer/encoderblock_{i}": f"block_{i:02d}" for i in range(3)}
+IMAGENET = keras_vit.Preprocessing(
+    mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bicubic", crop_fraction=0.875
+)
+OFFICIAL = keras_vit.Preprocessing(mean=(0.5,), std=(0.5,), interpolation="bilinear", crop_fraction=1.0)
+OF_SOURCES = dict.fromkeys(("vit_token.npz", "bigvision_map.npz", "hybrid_r50ish_patch1.npz"), OFFICIAL)
+OF_SOURCES |= {"bit_2111_x0.5.npz": OFFICIAL, "hf_dinov2": IMAGENET}
+OF_SOURCES |= {"timm_deit_distilled.safetensors": IMAGENET}
+UNSUPPORTED = [
+    ({"hidden_act": "leaky_relu"}, "hidden_act='leaky_relu'.*Expected one of 'gelu'"),
+    ({"model_type": "siglip2_vision_model"}, "model_type='siglip2_vision_model'.*NaFlex needs patches as input"),
+    ({"model_type": "beit"}, "model_type='beit'. Expected one of 'vit'"),
+    ({"num_attention_heads": "4"}, "`num_heads`. Expected an integer of at least 1. Received: '4'"),
+    ({"num_attention_heads": 3}, "`num_heads`. Expected a divisor of the width, .*Received: 3"),
+    ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a finite number. Received: '1e-6'"),
+    ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number of at most 1"),
+    ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
+    ({"image_size": 33_000}, "to hold the 17015625 position embeddings .*Received: 17"),
+]
+DAMAGED_CONFIGS = [
+    (b'"dtype": "float32"', b'"dtype": {"module": "keras", "class_name": "DTypePolicy", "config": {"name": 7}}')
+]
+DAMAGED_CONFIGS += [(b'"hidden_dim": 12', b'"hidden_dim": [12]'), (b'"units": 5', b'"units": "5"')]
+DAMAGED_CONFIGS += [(b'{"module"', b"[" * 5000 + b'{"module"'), (b"{", b"\xff{")]
+SIMILAR_NAMES = [
+    ("nowhere.npz", "which does not exist in the current folder '[^']*'$"),
+    ("ViTB16.imagnet21k", r"Did you mean 'ViTB16\.imagenet21k'"),
+    ("vit_b16", r"Did you mean 'ViTB16\.\w+' or 'ViTB16\.\w+'\?$"),
+    ("google/vit-base-patch16-224", "would be 'hf://google/vit-base-patch16-224'$"),
+]
+INVALID_PREPROCESSORS = [
+    ({"image_mean": [0.1, 0.2]}, "image_mean as one number, or one for each of 3 channels. Received: .0.1, 0.2."),
+    ({"image_mean": [float("nan")] * 3}, "`mean`. Expected a number"),
+    ({"image_std": [0.0] * 3}, "`std`"),
+    ({"resample": 99}, "resample as one of 0, 1, 2, 3, 4. Received: 99"),
+    ({"size": {"height": -3}}, "size in pixels. Received: .*-3"),
+]
 
 
 def golden(name):
@@ -215,9 +231,7 @@ def test_bare_timm_arrays_leave_settings_unknown(tmp_path, monkeypatch, argument
     assert again.config == model.config.replace(position_interpolation="bicubic_antialias" if table else "linear")
 
 
-@pytest.mark.parametrize(
-    ("name", "asked"), [("hf_clip", "activation="), ("hf_dinov3_gated", "num_heads=, activation=")]
-)
+@pytest.mark.parametrize("name, asked", [("hf_clip", "activation="), ("hf_dinov3_gated", "num_heads=, activation=")])
 def test_file_without_its_folder_needs_more_arguments(monkeypatch, name, asked):
     monkeypatch.setattr(vit_config, "num_heads_from_sizes", lambda *sizes: 4)
     path = GOLDEN_FOLDER / name / "model.safetensors"
@@ -247,20 +261,11 @@ def test_weights_are_rounded_to_the_variables_dtype(tmp_path, dtype):
     kinds = set()
     for weight, saved in zip(found.weights, model.weights, strict=True):
         kinds.add(weight.dtype)
-        rounded = keras.ops.cast(saved, weight.dtype)
-        assert keras.ops.all(keras.ops.equal(rounded, weight)), weight.path
+        assert keras.ops.all(keras.ops.equal(keras.ops.cast(saved, weight.dtype), weight)), weight.path
     assert ("bfloat16" in kinds) == (dtype == "bfloat16")
 
 
-@pytest.mark.parametrize(
-    "path, message",
-    [
-        ("nowhere.npz", "which does not exist in the current folder '[^']*'$"),
-        ("ViTB16.imagnet21k", r"Did you mean 'ViTB16\.imagenet21k'"),
-        ("vit_b16", r"Did you mean 'ViTB16\.\w+' or 'ViTB16\.\w+'\?$"),
-        ("google/vit-base-patch16-224", "would be 'hf://google/vit-base-patch16-224'$"),
-    ],
-)
+@pytest.mark.parametrize("path, message", SIMILAR_NAMES)
 def test_missing_path_names_similar_names(path, message):
     not_found(f"hf://owner/name, or the name of .* Received: '{path}', .*{message}", keras_vit.from_pretrained, path)
 
@@ -284,14 +289,6 @@ def test_passed_sizes_and_settings_override_the_file():
 
 
 # Preprocessing --------------------------------------------------------------------------------------------------------
-
-IMAGENET = keras_vit.Preprocessing(
-    mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bicubic", crop_fraction=0.875
-)
-OFFICIAL = keras_vit.Preprocessing(mean=(0.5,), std=(0.5,), interpolation="bilinear", crop_fraction=1.0)
-OF_SOURCES = dict.fromkeys(("vit_token.npz", "bigvision_map.npz", "hybrid_r50ish_patch1.npz"), OFFICIAL)
-OF_SOURCES |= {"bit_2111_x0.5.npz": OFFICIAL, "hf_dinov2": IMAGENET}
-OF_SOURCES |= {"timm_deit_distilled.safetensors": IMAGENET}
 
 
 @pytest.mark.parametrize("name", OF_SOURCES)
@@ -322,34 +319,12 @@ def _without_facts(path):
 # Settings in configs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"hidden_act": "leaky_relu"}, "hidden_act='leaky_relu'.*Expected one of 'gelu'"),
-        ({"model_type": "siglip2_vision_model"}, "model_type='siglip2_vision_model'.*NaFlex needs patches as input"),
-        ({"model_type": "beit"}, "model_type='beit'. Expected one of 'vit'"),
-        ({"num_attention_heads": "4"}, "`num_heads`. Expected an integer of at least 1. Received: '4'"),
-        ({"num_attention_heads": 3}, "`num_heads`. Expected a divisor of the width, .*Received: 3"),
-        ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a finite number. Received: '1e-6'"),
-        ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number of at most 1"),
-        ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
-        ({"image_size": 33_000}, "to hold the 17015625 position embeddings .*Received: 17"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", UNSUPPORTED)
 def test_unsupported_config_is_refused(tmp_path, changes, message):
     refuses(message, keras_vit.from_pretrained, changed(tmp_path, "hf_vit", **changes), **BARE)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"image_mean": [0.1, 0.2]}, "image_mean as one number, or one for each of 3 channels. Received: .0.1, 0.2."),
-        ({"image_mean": [float("nan")] * 3}, "`mean`. Expected a number"),
-        ({"image_std": [0.0] * 3}, "`std`"),
-        ({"resample": 99}, "resample as one of 0, 1, 2, 3, 4. Received: 99"),
-        ({"size": {"height": -3}}, "size in pixels. Received: .*-3"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", INVALID_PREPROCESSORS)
 def test_invalid_preprocessor_config_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=f"Cannot load '.*'.*{message}"):
         keras_vit.from_pretrained(changed(tmp_path, "hf_vit", "preprocessor_config.json", **changes))
@@ -496,16 +471,7 @@ def test_path_without_model_is_named(tmp_path):
     refuses(r"text\.keras.*damaged", keras_vit.from_pretrained, tmp_path / "text.keras")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"dtype": "float32"', b'"dtype": {"module": "keras", "class_name": "DTypePolicy", "config": {"name": 7}}'),
-        (b'"hidden_dim": 12', b'"hidden_dim": [12]'),
-        (b'"units": 5', b'"units": "5"'),
-        (b'{"module"', b"[" * 5000 + b'{"module"'),
-        (b"{", b"\xff{"),
-    ],
-)
+@pytest.mark.parametrize("old, new", DAMAGED_CONFIGS)
 def test_damaged_config_of_keras_file_is_named(old, new, tmp_path):
     build().save(tmp_path / "good.keras")
     with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:

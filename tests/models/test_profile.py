@@ -33,6 +33,16 @@ COATNETS = {
     "coatnet_1_rw": {"head_dim": 8, "pool_type": "max3"},
 }
 BIT = {"image_size": 40, "stages": (1, 1), "width_factor": 0.5, "num_classes": 3}
+SMALL_COATNET = {"depths": (1, 1, 2, 1), "image_size": 96}
+ACTIVATIONS = [
+    (keras_vit.ViT, "Ti/16", {"num_layers": 2}),
+    (keras_vit.ViT, "Ti/16", {"num_layers": 2, "token_merging": 8}),
+    (keras_vit.BiT, "R50x1", {"stages": (1, 1), "image_size": 96}),
+    (keras_vit.CoAtNet, "0", SMALL_COATNET),
+    (keras_vit.EfficientNet, "B0", {"image_size": 96}),
+    (keras_vit.VTResNet, "R50", {"stages": (2, 2), "image_size": 96}),
+    pytest.param(keras_vit.CoAtNet, "coatnet_3_rw", SMALL_COATNET, marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,26 +84,12 @@ def test_multiply_adds_match_pytorch_flop_counter(examples, monkeypatch):
 
 
 @pytest.mark.backends("torch")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: keras_vit.ViT("Ti/16", num_layers=2),
-        lambda: keras_vit.ViT("Ti/16", num_layers=2, token_merging=8),
-        lambda: keras_vit.BiT("R50x1", stages=(1, 1), image_size=96),
-        lambda: keras_vit.CoAtNet("0", depths=(1, 1, 2, 1), image_size=96),
-        lambda: keras_vit.EfficientNet("B0", image_size=96),
-        lambda: keras_vit.VTResNet("R50", stages=(2, 2), image_size=96),
-        pytest.param(
-            lambda: keras_vit.CoAtNet("coatnet_3_rw", depths=(1, 1, 2, 1), image_size=96), marks=pytest.mark.long
-        ),
-    ],
-    ids=["vit", "token merging", "bit", "coatnet", "efficientnet", "vt_resnet", "coatnet of timm"],
-)
-def test_activation_bytes_match_pytorch_saved_tensors(make, monkeypatch):
+@pytest.mark.parametrize("builder, variant, sizes", ACTIVATIONS)
+def test_activation_bytes_match_pytorch_saved_tensors(builder, variant, sizes, monkeypatch):
     import torch
 
     monkeypatch.setattr(importlib.import_module("keras_vit.layers.kernels"), "has_fused_kernel", lambda: False)
-    model = make()
+    model = builder(variant, **sizes)
     # A plain Keras model computes all tokens of the last block.
     full = keras.Model(model.input, model.output)
     weights = {w.value.untyped_storage().data_ptr() for w in model.weights}
@@ -130,14 +126,8 @@ def test_multiply_adds_of_keras_layers():
     y = keras.layers.Dense(2, name="dense")(keras.layers.Flatten()(y))
     model = keras.Model(x, y)
     found = {row.name: row.multiply_adds for row in profile(model).rows}
-    expected = {
-        "conv": 4 * 3 * 6 * (9 * 2),
-        "depthwise": 4 * 3 * 12 * 9,
-        "dense": 48 * 2,
-        "norm": 0,
-        "relu": 0,
-        "reshape": 0,
-    }
+    expected = {"conv": 4 * 3 * 6 * (9 * 2), "depthwise": 4 * 3 * 12 * 9, "dense": 48 * 2}
+    expected |= dict.fromkeys(("norm", "relu", "reshape"), 0)
     assert {name: found[name] for name in expected} == expected
     (product,) = (row for row in profile(model).rows if row.kind == "Matmul")
     assert product.multiply_adds == 4 * 12 * 12

@@ -12,6 +12,39 @@ from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import TEST_VIT, build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same, unchanged
 
+EVA02 = {"rotary_embedding": "eva02", "hidden_dim": 24}
+TOKEN_GAP = {"pooling": "gap", "class_token": True}
+DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24, "num_classes": 0}
+NOT_WRITTEN = [
+    ("timm.safetensors", {}, "activation='gelu'"),
+    ("timm", {}, "settings of no architecture of timm.* Write a state dict: a path that ends in .safetensors"),
+    ("timm", {**TEST_VIT, "num_layers": 5}, "The nearest, test_vit, differs in num_layers=5, which is 6 there"),
+    ("timm", {**TEST_VIT, "position_embedding": "sincos2d"}, "position_embedding='sincos2d', which is 'learned'"),
+    ("timm", {**TEST_VIT, "image_size": (None, None)}, "position_interpolation='linear'"),
+    ("timm.safetensors", {"activation": "gelu", "norm_before_blocks": True}, "norm_before_blocks=True"),
+    ("timm.safetensors", {"projection_dim": 8}, "no place for 1 weights"),
+    ("timm.safetensors", {"activation": "gelu", "token_merging": 2}, "has token_merging=2"),
+    ("huggingface", {"classifier_activation": "sigmoid"}, "has classifier_activation='sigmoid'"),
+    ("timm.safetensors", {**EVA02, "pooling": "map", "activation": "gelu"}, 'and pooling="map"'),
+    ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
+    ("npz", {"gated_mlp": True}, "gated_mlp=True"),
+    ("npz", {"activation": "gelu"}, "activation='gelu'"),
+    ("big_vision", {"num_registers": 1}, "no place for 1 weights"),
+    ("huggingface", TOKEN_GAP, r"The nearest, ViT.*, needs pooling='token' \(here 'gap'\)"),
+    ("huggingface", {"activation": "leaky_relu"}, "needs activation='one that transformers has'"),
+    ("huggingface", {"representation_size": 12}, r"needs representation_size=None \(here 12\)"),
+    ("huggingface", {**DINOV2, "mlp_dim": 25}, r"mlp_dim='a size that an mlp_ratio gives' \(here 25\)"),
+    ("huggingface", {**DINOV2, "gated_mlp": True, "activation": "gelu", "mlp_dim": 16}, "needs activation='silu'"),
+    ("huggingface", {**DINOV2, "image_size": (16, 24)}, "image_size and patch_size='squares'"),
+    ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(here \(1,\)\)"),
+    ("timm.safetensors", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
+    ("npz", {"pooling": "map"}, "pooling/probe"),
+    ("npz", TOKEN_GAP, "beside a class token"),
+    ("huggingface", {"hidden_dim": 16, "head_dim": 5}, "heads that divide the width"),
+    ("huggingface", {"distillation_token": True, "num_classes": 0}, "needs distillation_token=False"),
+    ("flax", {}, "Expected one of 'npz', 'big_vision', 'timm', 'huggingface'"),
+]
+
 
 def test_file_is_readable_as_umask_allows(tiny, tmp_path):
     keras_vit.save_weights(tiny, tmp_path / "tiny.npz")
@@ -51,11 +84,6 @@ def test_save_and_load_give_same_model(tmp_path, format, arguments):
         assert np.allclose(ours.mean, theirs.mean[:1]) and theirs.interpolation == "bicubic" and theirs.antialias
 
 
-EVA02 = {"rotary_embedding": "eva02", "hidden_dim": 24}
-TOKEN_GAP = {"pooling": "gap", "class_token": True}
-DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24, "num_classes": 0}
-
-
 @pytest.mark.parametrize(
     "name, told",
     [
@@ -84,38 +112,7 @@ def test_golden_files_come_back_bit_for_bit(tmp_path, name, told):
         assert array.tobytes() == after[key].tobytes(), key
 
 
-@pytest.mark.parametrize(
-    "format, arguments, message",
-    [
-        ("timm.safetensors", {}, "activation='gelu'"),
-        ("timm", {}, "settings of no architecture of timm.* Write a state dict: a path that ends in .safetensors"),
-        ("timm", {**TEST_VIT, "num_layers": 5}, "The nearest, test_vit, differs in num_layers=5, which is 6 there"),
-        ("timm", {**TEST_VIT, "position_embedding": "sincos2d"}, "position_embedding='sincos2d', which is 'learned'"),
-        ("timm", {**TEST_VIT, "image_size": (None, None)}, "position_interpolation='linear'"),
-        ("timm.safetensors", {"activation": "gelu", "norm_before_blocks": True}, "norm_before_blocks=True"),
-        ("timm.safetensors", {"projection_dim": 8}, "no place for 1 weights"),
-        ("timm.safetensors", {"activation": "gelu", "token_merging": 2}, "has token_merging=2"),
-        ("huggingface", {"classifier_activation": "sigmoid"}, "has classifier_activation='sigmoid'"),
-        ("timm.safetensors", {**EVA02, "pooling": "map", "activation": "gelu"}, 'and pooling="map"'),
-        ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
-        ("npz", {"gated_mlp": True}, "gated_mlp=True"),
-        ("npz", {"activation": "gelu"}, "activation='gelu'"),
-        ("big_vision", {"num_registers": 1}, "no place for 1 weights"),
-        ("huggingface", TOKEN_GAP, r"The nearest, ViT.*, needs pooling='token' \(here 'gap'\)"),
-        ("huggingface", {"activation": "leaky_relu"}, "needs activation='one that transformers has'"),
-        ("huggingface", {"representation_size": 12}, r"needs representation_size=None \(here 12\)"),
-        ("huggingface", {**DINOV2, "mlp_dim": 25}, r"mlp_dim='a size that an mlp_ratio gives' \(here 25\)"),
-        ("huggingface", {**DINOV2, "gated_mlp": True, "activation": "gelu", "mlp_dim": 16}, "needs activation='silu'"),
-        ("huggingface", {**DINOV2, "image_size": (16, 24)}, "image_size and patch_size='squares'"),
-        ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(here \(1,\)\)"),
-        ("timm.safetensors", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
-        ("npz", {"pooling": "map"}, "pooling/probe"),
-        ("npz", TOKEN_GAP, "beside a class token"),
-        ("huggingface", {"hidden_dim": 16, "head_dim": 5}, "heads that divide the width"),
-        ("huggingface", {"distillation_token": True, "num_classes": 0}, "needs distillation_token=False"),
-        ("flax", {}, "Expected one of 'npz', 'big_vision', 'timm', 'huggingface'"),
-    ],
-)
+@pytest.mark.parametrize("format, arguments, message", NOT_WRITTEN)
 def test_model_beyond_format_is_not_written(tmp_path, format, arguments, message):
     format, _, suffix = format.partition(".")
     check_not_saved(message, build(**arguments), tmp_path / f"model.{suffix}".rstrip("."), format)

@@ -4,16 +4,26 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.prediction.classes import (
-    gives_features,
-    imagenet_classes,
-    output_activation,
-    outputs_named,
-    prediction_activation,
-)
+from keras_vit.prediction import classes
+from keras_vit.prediction.classes import gives_features, imagenet_classes, output_activation, prediction_activation
 from tests.errors import refuses
 from tests.models.bit import test_model as bit
 from tests.tiny import build
+
+LOSSES = [("mse", "regression"), (keras.losses.Huber(), "regression"), ("binary_crossentropy", "multi_label")]
+LOSSES += [(keras.losses.BinaryCrossentropy(from_logits=True), "multi_label")]
+HEADS = [(None, "classify", "softmax"), (None, "multi_label", "sigmoid"), ("softmax", "classify", None)]
+HEADS += [("sigmoid", "multi_label", None)]
+IDENTITIES = [
+    ops.softmax,
+    ops.sigmoid,
+    keras.activations.softmax,
+    keras.layers.Activation("softmax"),
+    lambda x: keras.layers.Identity()(keras.layers.Softmax()(x)),
+    lambda x: keras.layers.Activation("linear")(ops.softmax(x)),
+    lambda x: ops.cast(ops.softmax(x), "float16"),
+    lambda x: keras.layers.Average()([ops.softmax(x), keras.layers.Softmax()(x)]),
+]
 
 
 def test_imagenet_classes_are_in_the_order_of_the_logits(shared):
@@ -101,7 +111,7 @@ def test_regression_model_has_no_classes(tmp_path):
     model = build(num_classes=1, task="regression", class_names=["age"])
     model.save(tmp_path / "model.keras")
     for copy in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
-        assert output_activation(copy) is None and outputs_named(copy) == [("0", "age")]
+        assert output_activation(copy) is None and classes.outputs_named(copy) == [("0", "age")]
         refuses("task='regression'", keras_vit.decode_predictions, [[0.5]], copy)
     keras_vit.save_weights(model, tmp_path / "model.npz")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", num_heads=3).config.task == "regression"
@@ -109,15 +119,7 @@ def test_regression_model_has_no_classes(tmp_path):
     refuses("`task`. Expected one of 'single_label', 'multi_label', 'regression'", build, task="classes")
 
 
-@pytest.mark.parametrize(
-    ("loss", "setting"),
-    [
-        ("mse", "regression"),
-        (keras.losses.Huber(), "regression"),
-        ("binary_crossentropy", "multi_label"),
-        (keras.losses.BinaryCrossentropy(from_logits=True), "multi_label"),
-    ],
-)
+@pytest.mark.parametrize("loss, setting", LOSSES)
 def test_prediction_activation_must_fit_the_loss(loss, setting):
     # A model of another class compiles with any loss.
     def plain(**options):
@@ -138,15 +140,7 @@ def test_prediction_activation_must_fit_the_loss(loss, setting):
         assert prediction_activation(model) == "softmax"
 
 
-@pytest.mark.parametrize(
-    ("activation", "postprocess", "expected"),
-    [
-        (None, "classify", "softmax"),
-        (None, "multi_label", "sigmoid"),
-        ("softmax", "classify", None),
-        ("sigmoid", "multi_label", None),
-    ],
-)
+@pytest.mark.parametrize("activation, postprocess, expected", HEADS)
 def test_activation_of_a_head_with_activation_is_none(activation, postprocess, expected):
     model = build(classifier_activation=activation)
     assert output_activation(model, postprocess) == expected
@@ -155,19 +149,7 @@ def test_activation_of_a_head_with_activation_is_none(activation, postprocess, e
     assert output_activation(softmax, postprocess) is None
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        ops.softmax,
-        ops.sigmoid,
-        keras.activations.softmax,
-        keras.layers.Activation("softmax"),
-        lambda x: keras.layers.Identity()(keras.layers.Softmax()(x)),
-        lambda x: keras.layers.Activation("linear")(ops.softmax(x)),
-        lambda x: ops.cast(ops.softmax(x), "float16"),
-        lambda x: keras.layers.Average()([ops.softmax(x), keras.layers.Softmax()(x)]),
-    ],
-)
+@pytest.mark.parametrize("wrap", IDENTITIES)
 def test_activation_of_sees_through_identity_operations(wrap):
     model = build()
     assert output_activation(keras.Model(model.input, wrap(model.output))) is None

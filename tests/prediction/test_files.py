@@ -13,6 +13,9 @@ from tests.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 PREDICTIONS = [[("1", "dog", 0.75), ("0", "cat", 0.25)], []]
+REFUSED = [("id,image\n1,2\n", None, r"'path'.*--path-column.*\['id', 'image'\]"), ("image\n", None, "no rows")]
+REFUSED += [("image,x\nimages/b.png,1\n,2\n", "image", "row 2"), ("", None, "'path'")]
+REFUSED += [('image\n"open', None, "UTF-8")]
 
 
 @pytest.fixture
@@ -39,16 +42,7 @@ def test_find_images_reads_the_path_column(folder):
     assert find_images([folder / "path.csv", folder / "images" / "b.png"])[0] == "path"
 
 
-@pytest.mark.parametrize(
-    ("text", "column", "message"),
-    [
-        ("id,image\n1,2\n", None, r"'path'.*--path-column.*\['id', 'image'\]"),
-        ("image\n", None, "no rows"),
-        ("image,x\nimages/b.png,1\n,2\n", "image", "row 2"),
-        ("", None, "'path'"),
-        ('image\n"open', None, "UTF-8"),
-    ],
-)
+@pytest.mark.parametrize("text, column, message", REFUSED)
 def test_table_without_images_is_refused(folder, text, column, message):
     (folder / "test.csv").write_text(text)
     refuses(message, find_images, [folder / "test.csv"], column)

@@ -8,6 +8,16 @@ from tests.errors import refuses
 from tests.prediction.test_preprocessing import IMAGENET, raw
 from tests.tiny import build
 
+IMAGES, LABELS = np.zeros((5, 2, 2, 3)), np.arange(5)
+UNUSUAL = [
+    # Images of 16 bits, or in other units.
+    ({"include_preprocessing": True}, raw() * 256.0),
+    ({"include_preprocessing": True}, raw() - 127.5),
+    ({}, raw() * 8.0 - 1000),
+    # Scaled with the constants of another model.
+    ({}, (raw() / 255 - 0.45) / 0.225),
+]
+
 
 def test_range_of_plain_and_wrapped_models():
     assert input_range(build()) == (-1, 1) and input_range(build(include_preprocessing=True)) == (0, 255)
@@ -25,8 +35,7 @@ def test_preprocessed_images_pass_the_check(options):
     images = keras_vit.preprocess_input(raw(), model)
     assert check_values(model, images) is None
     assert check_values(model, images[:0]) is None
-    black = keras_vit.preprocess_input(np.zeros((1, 16, 16, 3)), model)
-    assert check_values(model, black) is None
+    assert check_values(model, keras_vit.preprocess_input(np.zeros((1, 16, 16, 3)), model)) is None
 
 
 @pytest.mark.parametrize("images", [raw() / 127.5 - 1, raw() / 255, np.full((1, 16, 16, 3), np.nan)])
@@ -34,17 +43,7 @@ def test_scaled_images_are_refused_if_the_model_scales(images):
     refuses("Expected images of .*Received: values from", check_values, build(include_preprocessing=True), images)
 
 
-@pytest.mark.parametrize(
-    ("options", "images"),
-    [
-        # Images of 16 bits, or in other units.
-        ({"include_preprocessing": True}, raw() * 256.0),
-        ({"include_preprocessing": True}, raw() - 127.5),
-        ({}, raw() * 8.0 - 1000),
-        # Scaled with the constants of another model.
-        ({}, (raw() / 255 - 0.45) / 0.225),
-    ],
-)
+@pytest.mark.parametrize("options, images", UNUSUAL)
 def test_unusual_values_return_a_warning(options, images):
     assert "as the model takes them. Received: values from" in check_values(build(**options), images)
 
@@ -77,9 +76,6 @@ def test_in_unit_range():
     assert not in_unit_range(raw() / 127.5 - 1) and not in_unit_range([])
 
 
-IMAGES, LABELS = np.zeros((5, 2, 2, 3)), np.arange(5)
-
-
 class Endless(keras.utils.PyDataset):
     num_batches = None
 
@@ -94,6 +90,5 @@ def test_sliced_yields_batches_of_arrays():
 
 def test_num_batches_of_each_kind_of_data():
     assert num_batches([1, 2]) == 2 and num_batches(iter([])) is None and num_batches(Endless()) == np.inf
-    tf = pytest.importorskip("tensorflow")
-    data = tf.data.Dataset.range(6)
+    data = pytest.importorskip("tensorflow").data.Dataset.range(6)
     assert [num_batches(d) for d in (data, data.repeat(), data.filter(lambda x: x > 2))] == [6, np.inf, None]

@@ -5,20 +5,21 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_vit.inspection import (
-    attention,
-    attention_distance,
-    attention_maps,
-    attention_rollout,
-    embedding_filters,
-    gradient_rollout,
-    patch_layout,
-    position_similarity,
-)
+from keras_vit import inspection
+from keras_vit.inspection import attention_distance, attention_maps, attention_rollout, gradient_rollout, patch_layout
 from keras_vit.prediction.taps import AttentionTaps, to_numpy
 from tests.errors import refuses
 from tests.inspection import reference
 from tests.tiny import assert_close
+
+IN_GRAPHS = {
+    "pooled": {"pooling": "map", "num_registers": 1},
+    "distilled": {"distillation_token": True, "return_both_heads": True},
+    "rotary": {"position_embedding": "none", "rotary_embedding": "eva02"},
+    "hybrid": {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
+    "half_precision": {"dtype": "mixed_bfloat16"},
+    "raw images": {"include_preprocessing": True},
+}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit_tests")
@@ -83,8 +84,8 @@ def everything(model, inputs):
         "rollout": attention_rollout(model, inputs),
         "distance": attention_distance(model, inputs),
         "gradient": gradient_rollout(model, inputs, classes=3),
-        "positions": position_similarity(model),
-        "filters": embedding_filters(model),
+        "positions": inspection.position_similarity(model),
+        "filters": inspection.embedding_filters(model),
     }
 
 
@@ -160,7 +161,7 @@ def test_distance_holds_weights_of_one_block_at_a_time(monkeypatch):
         alive.append(sum(array() is not None for array in held))
         return scores
 
-    monkeypatch.setattr(attention, "to_numpy", tracked)
+    monkeypatch.setattr("keras_vit.inspection.attention.to_numpy", tracked)
     attention_distance(model, images)
     assert len(alive) == 4 and max(alive) <= 2
 
@@ -172,7 +173,7 @@ def test_inspection_refuses_other_models():
     refuses("Expected a Keras model. Received: 'B/16'", attention_maps, "B/16", images)
     inputs = keras.Input((8, 12, 3))
     two = keras.Model(inputs, keras.layers.Add()([vit(inputs), reference.build(name="other")[0](inputs)]))
-    for function in (attention_rollout, lambda model, images: position_similarity(model)):
+    for function in (attention_rollout, lambda model, images: inspection.position_similarity(model)):
         refuses("Received: 2 in model .* Of several ViTs, pass one", function, two, images)
 
 
@@ -181,8 +182,8 @@ def test_inspection_refuses_token_merging():
     for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
         refuses("without token merging.*Build it with token_merging=0", function, model, images)
     # Functions that read only weights work.
-    assert embedding_filters(model, number=2).shape == (2, 4, 4, 3)
-    assert position_similarity(model).shape == (2, 3, 2, 3)
+    assert inspection.embedding_filters(model, number=2).shape == (2, 4, 4, 3)
+    assert inspection.position_similarity(model).shape == (2, 3, 2, 3)
 
 
 def test_inspection_refuses_a_vit_that_runs_twice():
@@ -194,16 +195,6 @@ def test_inspection_refuses_a_vit_that_runs_twice():
         message = "blocks that run once.*Received: 'block_00' run again in model"
         refuses(message, function, siamese, [images, images[::-1]])
     assert attention_rollout(vit, images).shape == (2, 2, 3)
-
-
-IN_GRAPHS = {
-    "pooled": {"pooling": "map", "num_registers": 1},
-    "distilled": {"distillation_token": True, "return_both_heads": True},
-    "rotary": {"position_embedding": "none", "rotary_embedding": "eva02"},
-    "hybrid": {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
-    "half_precision": {"dtype": "mixed_bfloat16"},
-    "raw images": {"include_preprocessing": True},
-}
 
 
 @pytest.mark.backends("tensorflow")

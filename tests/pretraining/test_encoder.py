@@ -19,6 +19,12 @@ BACKBONES = {
     "ResNet stem": {"stages": (1,), "width_factor": 0.5, "image_size": (64, 32), "patch_size": 2},
     "raw images that patches do not divide": {"include_preprocessing": True, "image_size": (18, 27)},
 }
+UNSUPPORTED = [
+    ({"image_size": (None, None)}, "fixed size"),
+    ({"patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
+    ({"token_merging": (0, 1)}, "token_merging=0"),
+    ({**BACKBONES["ResNet stem"], "image_size": (63, 32)}, "image sides divisible by the ResNet's stride"),
+]
 
 
 @pytest.mark.parametrize("changes", BACKBONES.values(), ids=BACKBONES)
@@ -58,15 +64,7 @@ def test_patch_size_is_in_image_pixels():
     assert encoder.patch_size == (4, 4) and encoder.grid_size == (4, 6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"image_size": (None, None)}, "fixed size"),
-        ({"patch_dropout_rate": 0.5}, "patch_dropout_rate=0"),
-        ({"token_merging": (0, 1)}, "token_merging=0"),
-        ({**BACKBONES["ResNet stem"], "image_size": (63, 32)}, "image sides divisible by the ResNet's stride"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", UNSUPPORTED)
 def test_unsupported_backbones(changes, message):
     refuses(message, Encoder, tiny.build(**changes))
 

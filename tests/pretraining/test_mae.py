@@ -32,8 +32,7 @@ def test_loss_equals_numpy(norm_pixels):
 
 @pytest.mark.parametrize("changes", [{}, {"num_registers": 2, "position_embedding": "sincos2d", "pooling": "gap"}])
 def test_encoder_sees_visible_patches_only(changes):
-    backbone = tiny.build(**changes)
-    model = MAE(backbone, decoder_num_layers=1)
+    model = MAE(tiny.build(**changes), decoder_num_layers=1)
     hidden = model.draw(2, 0)
     mask = keras.ops.convert_to_numpy(hidden["mask"])
     assert (mask.sum(axis=1) == 12).all()

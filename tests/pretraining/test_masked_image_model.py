@@ -137,7 +137,7 @@ def test_saved_file_contains_only_the_backbone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "dtype", "channels"),
+    "method, dtype, channels",
     [("masked_patch", "mixed_bfloat16", 4), ("simmim", "mixed_float16", 1), ("mae", "mixed_bfloat16", 1)],
 )
 def test_mixed_precision_with_other_channels(method, dtype, channels):

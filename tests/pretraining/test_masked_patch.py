@@ -11,7 +11,7 @@ from tests.pretraining.images import numpy_patches, raw_images
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(("channels", "include_preprocessing"), [(1, False), (3, False), (3, True), (4, True)])
+@pytest.mark.parametrize("channels, include_preprocessing", [(1, False), (3, False), (3, True), (4, True)])
 def test_colours_equal_numpy(channels, include_preprocessing):
     constants = {"mean": 0.45, "std": 0.225}
     if channels == 3:
@@ -29,8 +29,7 @@ def test_colours_equal_numpy(channels, include_preprocessing):
     raw[0, 4:8, 4:8] = 0
     found = keras.ops.convert_to_numpy(model.colours(keras_vit.preprocess_input(raw, backbone)))
     # The colours are the upper three bits of each channel's mean.
-    sums = numpy_patches(raw).reshape(3, -1, 16, channels).sum(axis=2, dtype="int64")
-    levels = sums // (16 * 32)
+    levels = numpy_patches(raw).reshape(3, -1, 16, channels).sum(axis=2, dtype="int64") // (16 * 32)
     assert levels.min() == 0 and levels.max() == 7
     if channels <= 3:
         levels = (levels * 8 ** np.arange(channels - 1, -1, -1)).sum(axis=-1, keepdims=True)
@@ -78,8 +77,7 @@ def test_loss_equals_numpy(channels):
 
 
 def test_reconstruction_shows_the_predicted_colours():
-    backbone = tiny.build(include_preprocessing=True)
-    model = MaskedPatchPrediction(backbone)
+    model = MaskedPatchPrediction(tiny.build(include_preprocessing=True))
     # The bias selects the colour with red 7, green 0 and blue 3.
     bias = np.zeros(512, "float32")
     bias[7 * 64 + 3] = 100

@@ -4,6 +4,14 @@ import pytest
 
 from keras_vit.pretraining import masking
 
+# Half of 41 patches is no whole number, so the number of corrupted patches is random too.
+DRAWS = {
+    "corruption": lambda seed: masking.corruption(3, 41, seed),
+    "random_mask": lambda seed: [masking.random_mask(3, 41, 20, seed)],
+    "unit_mask": lambda seed: [masking.unit_mask(3, (8, 8), (2, 2), 0.5, seed)],
+    "shuffle": lambda seed: masking.shuffle(3, 41, 10, seed),
+}
+
 
 def numpy(tensors):
     return [keras.ops.convert_to_numpy(t) for t in tensors]
@@ -34,15 +42,6 @@ def test_corruption_has_the_shares_of_the_paper(num_patches):
     steps = np.bincount(((source - own) % num_patches).ravel(), minlength=num_patches)[1:]
     expected = source.size / (num_patches - 1)
     assert np.abs(steps - expected).max() < 5 * np.sqrt(expected)
-
-
-# Half of 41 patches is no whole number, so the number of corrupted patches is random too.
-DRAWS = {
-    "corruption": lambda seed: masking.corruption(3, 41, seed),
-    "random_mask": lambda seed: [masking.random_mask(3, 41, 20, seed)],
-    "unit_mask": lambda seed: [masking.unit_mask(3, (8, 8), (2, 2), 0.5, seed)],
-    "shuffle": lambda seed: masking.shuffle(3, 41, 10, seed),
-}
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
@@ -101,5 +100,4 @@ def test_restore_undoes_shuffle():
     everything = np.arange(12)
     for k, r, m in zip(kept, restore, mask, strict=True):
         assert sorted(k) == sorted(everything[~m])
-        shuffled = np.concatenate([k, np.full(7, -1)])
-        np.testing.assert_array_equal(shuffled[r], np.where(m, -1, everything))
+        np.testing.assert_array_equal(np.concatenate([k, np.full(7, -1)])[r], np.where(m, -1, everything))

@@ -56,12 +56,11 @@ def test_reconstruction_shows_predicted_pixels():
 
 
 @pytest.mark.parametrize(
-    ("image_size", "patch_size", "unit"),
+    "image_size, patch_size, unit",
     [(224, 16, (32, 32)), (64, 16, (16, 16)), (56, 14, (14, 14)), (224, 14, (28, 28))],
 )
 def test_default_mask_unit_fits_the_image(image_size, patch_size, unit):
-    backbone = tiny.build(image_size=image_size, patch_size=patch_size)
-    assert SimMIM(backbone).mask_unit == unit
+    assert SimMIM(tiny.build(image_size=image_size, patch_size=patch_size)).mask_unit == unit
 
 
 def test_mask_unit_is_whole_patches_but_not_the_image():

@@ -16,6 +16,7 @@ JIT = keras.backend.backend() == "jax"
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(4, 3)).astype("float32"), np.array([0, 1, 2, 1])
 CLEAN, AUGMENTED = RNG.normal(size=(2, 6, 3)).astype("float32")
+ONE_HOT = np.eye(3)[Y]
 
 
 def linear(scale=1.0, seed=0):
@@ -57,9 +58,6 @@ def moved(weights, gradients, rate):
     return [w - rate * g for w, g in zip(weights, gradients, strict=True)]
 
 
-ONE_HOT = np.eye(3)[Y]
-
-
 def test_feedback_is_the_decrease_of_the_labelled_loss():
     # The logits are so large that only one label can be drawn.
     teacher, student = linear(scale=100), linear(seed=1)
@@ -90,7 +88,7 @@ def test_training_step_moves_student_and_teacher():
     assert logs["teacher_loss"] == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.parametrize(("uda_steps", "growths"), [(2, (0.0, 0.5, 1.0, 1.0)), (0, (1.0,))])
+@pytest.mark.parametrize("uda_steps, growths", [(2, (0.0, 0.5, 1.0, 1.0)), (0, (1.0,))])
 def test_teacher_learns_from_labels_and_uda_without_feedback(uda_steps, growths):
     teacher, student = linear(), linear(seed=1)
     options = {"label_smoothing": 0.1, "uda_weight": 2.0, "uda_temperature": 0.5, "uda_threshold": 0.8}

@@ -44,8 +44,7 @@ def test_student_step_minimizes_the_weighted_loss():
     student.compile(keras.optimizers.SGD(0.5), LOSS, jit_compile=keras.backend.backend() == "jax")
     labelled, pseudo = batches(LABELLED, LABELS, 4).repeat(), batches(UNLABELLED, soft, 10)
     joint = data.with_pseudo_labels(labelled, pseudo, num_classes=3, ratio=ratio)
-    history = student.fit(joint, verbose=0).history
-    assert history["loss"][0] == pytest.approx(loss, rel=1e-5)
+    assert student.fit(joint, verbose=0).history["loss"][0] == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(student.get_weights()[0], kernel - 0.5 * gradient, atol=1e-5)
 
 

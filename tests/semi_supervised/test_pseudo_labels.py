@@ -8,6 +8,18 @@ from tests import tiny
 from tests.errors import not_found, refuses
 
 IMAGES = np.random.default_rng(0).normal(size=(12, 16, 16, 3)).astype("float32")
+PROBABILITIES = [[0.6, 0.3, 0.1], [0.4, 0.35, 0.25], [0.1, 0.8, 0.1]]
+PROBABILITIES += [[0.6, 0.1, 0.3], [0.9, 0.05, 0.05], [0.4, 0.2, 0.4]]
+REFUSED = [
+    ({"kind": "firm"}, "`kind`.*'soft', 'hard'"),
+    ({"temperature": 0}, "`temperature`.*above 0"),
+    ({"threshold": 1.0}, r"`threshold`.*\[0, 1\)"),
+    ({"per_class": 0}, "`per_class`.*at least 1"),
+    ({"batch_size": 0}, "`batch_size`.*at least 1"),
+    ({"images": np.zeros((2, 8, 8, 3))}, r"`images`.*Received: \(8, 8, 3\)"),
+    ({"images": 7}, "`images`.*an array.*Received: 'int'"),
+    ({"images": np.zeros((0, 1, 1, 3))}, "`images`.*at least one image"),
+]
 
 
 def table_teacher(activation=None):
@@ -19,10 +31,6 @@ def table_teacher(activation=None):
 def of(probabilities, **options):
     images = np.log(np.array(probabilities, "float32"))[:, None, None, :]
     return pseudo_labels(table_teacher(), images, **options)
-
-
-PROBABILITIES = [[0.6, 0.3, 0.1], [0.4, 0.35, 0.25], [0.1, 0.8, 0.1]]
-PROBABILITIES += [[0.6, 0.1, 0.3], [0.9, 0.05, 0.05], [0.4, 0.2, 0.4]]
 
 
 def test_threshold_keeps_equal_confidences():
@@ -50,8 +58,7 @@ def test_per_class_balances_classes():
 
 
 def test_temperature_changes_labels_but_no_choice():
-    labels = of(PROBABILITIES, threshold=0)
-    np.testing.assert_allclose(labels.labels, PROBABILITIES, atol=1e-6)
+    np.testing.assert_allclose(of(PROBABILITIES, threshold=0).labels, PROBABILITIES, atol=1e-6)
     halved = np.sqrt(PROBABILITIES) / np.sqrt(PROBABILITIES).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(of(PROBABILITIES, threshold=0, temperature=2).labels, halved, atol=1e-6)
     # Near temperature 0, soft labels are one-hot if no probabilities are equal.
@@ -145,20 +152,7 @@ def test_sha256_changes_with_the_teachers_weights():
     assert described(model)["sha256"] != first["sha256"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kind": "firm"}, "`kind`.*'soft', 'hard'"),
-        ({"temperature": 0}, "`temperature`.*above 0"),
-        ({"threshold": 1.0}, r"`threshold`.*\[0, 1\)"),
-        ({"per_class": 0}, "`per_class`.*at least 1"),
-        ({"batch_size": 0}, "`batch_size`.*at least 1"),
-        ({"images": np.zeros((2, 8, 8, 3))}, r"`images`.*Received: \(8, 8, 3\)"),
-        ({"images": 7}, "`images`.*an array.*Received: 'int'"),
-        ({"images": np.zeros((0, 1, 1, 3))}, "`images`.*at least one image"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes, message", REFUSED, ids=str)
 def test_bad_arguments(changes, message):
     options = {"teacher": table_teacher(), "images": np.zeros((2, 1, 1, 3)), **changes}
     refuses(message, pseudo_labels, **options)

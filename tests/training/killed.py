@@ -32,6 +32,8 @@ from tests.tiny import build
 # EarlyStopping ends the run before the last epoch.
 EPOCHS = 30
 STEPS = 10
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+FEW = {"epochs": 3, "steps": 6}
 
 
 def make_model():
@@ -129,10 +131,6 @@ def train_plain(folder):
     np.savez(Path(folder) / "end.npz", *end, stopped=run.stopped or "", epochs=history.epoch)
 
 
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-FEW = {"epochs": 3, "steps": 6}
-
-
 def vit(**changes):
     return build(num_layers=1, dropout_rate=0.2, drop_path_rate=0.2, **changes)
 
@@ -208,8 +206,7 @@ def finish(process):
     pid, stream = process
     with stream:
         output = stream.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return output, status
+    return output, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def train_to_the_end(mode, folder):

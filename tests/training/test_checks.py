@@ -19,6 +19,27 @@ LABELS = np.arange(10) % 5
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 CATEGORICAL = keras.losses.CategoricalCrossentropy(from_logits=True)
 MIXED = (0.7 * np.eye(5)[LABELS] + 0.3 * np.eye(5)[LABELS[::-1]]).astype("float32")
+EXTRA = RNG.normal(size=(10, 4)).astype("float32")
+UNFITTING_LABELS = [
+    (LABELS + 1, SPARSE, "from 0 to 4.*from 1 to 5. They look as if counted from 1"),
+    # Only the last label is wrong.
+    (np.array([0] * 9 + [5]), SPARSE, "from 0 to 4, as the model has 5 outputs. Received: .* from 0 to 5"),
+    (LABELS - 1, SPARSE, "from 0 to 4.*from -1 to 3"),
+    (LABELS + 0.5, SPARSE, "Expected integers as labels. Received: numbers as 0.5"),
+    (np.array(list("abcde" * 2)), SPARSE, "Expected labels as integers from 0 to 4.*strings, as 'a'"),
+    (np.eye(5)[LABELS], SPARSE, "one-hot labels of shape .batch, 5.. CategoricalCrossentropy takes them"),
+    (MIXED, SPARSE, "mixed or smoothed labels of shape .batch, 5., as MixUp and CutMix"),
+    (LABELS, CATEGORICAL, "shape .batch,.. SparseCategoricalCrossentropy takes integers"),
+    (np.eye(7)[LABELS], CATEGORICAL, "shape .batch, 5., one number for each output.*shape .batch, 7."),
+    (2 * np.eye(5)[LABELS], keras.losses.BinaryCrossentropy(from_logits=True), "labels of 0 to 1"),
+    (np.where(MIXED > 0.5, np.nan, MIXED), CATEGORICAL, "finite labels"),
+    (LABELS, "sparse_categorical_crossentropy", "from_logits=True, since the model gives logits"),
+]
+UNFITTING_IMAGES = [
+    (RAW, "images of -1 to 1, as the model takes them. Received: values from 0 to 255"),
+    (IMAGES[:, :8], "images of 16 x 16 x 3, height.*Received: 8 x 16 x 3"),
+    (np.full_like(IMAGES, np.nan), "finite"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,24 +90,7 @@ def test_preflight_accepts_all_data_of_fit(model):
     refuses("can be read again. Received: generator", look, model, (batch for batch in Batches()))
 
 
-@pytest.mark.parametrize(
-    ("labels", "loss", "message"),
-    [
-        (LABELS + 1, SPARSE, "from 0 to 4.*from 1 to 5. They look as if counted from 1"),
-        # Only the last label is wrong.
-        (np.array([0] * 9 + [5]), SPARSE, "from 0 to 4, as the model has 5 outputs. Received: .* from 0 to 5"),
-        (LABELS - 1, SPARSE, "from 0 to 4.*from -1 to 3"),
-        (LABELS + 0.5, SPARSE, "Expected integers as labels. Received: numbers as 0.5"),
-        (np.array(list("abcde" * 2)), SPARSE, "Expected labels as integers from 0 to 4.*strings, as 'a'"),
-        (np.eye(5)[LABELS], SPARSE, "one-hot labels of shape .batch, 5.. CategoricalCrossentropy takes them"),
-        (MIXED, SPARSE, "mixed or smoothed labels of shape .batch, 5., as MixUp and CutMix"),
-        (LABELS, CATEGORICAL, "shape .batch,.. SparseCategoricalCrossentropy takes integers"),
-        (np.eye(7)[LABELS], CATEGORICAL, "shape .batch, 5., one number for each output.*shape .batch, 7."),
-        (2 * np.eye(5)[LABELS], keras.losses.BinaryCrossentropy(from_logits=True), "labels of 0 to 1"),
-        (np.where(MIXED > 0.5, np.nan, MIXED), CATEGORICAL, "finite labels"),
-        (LABELS, "sparse_categorical_crossentropy", "from_logits=True, since the model gives logits"),
-    ],
-)
+@pytest.mark.parametrize("labels, loss, message", UNFITTING_LABELS)
 def test_preflight_labels_that_do_not_fit_the_loss(model, labels, loss, message):
     refuses(message, look, model, (IMAGES, labels), loss)
 
@@ -118,14 +122,7 @@ def test_preflight_labels_that_fit_the_loss(model):
     assert look(one, (IMAGES, LABELS % 2), keras.losses.BinaryCrossentropy(from_logits=True)).steps == 3
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (RAW, "images of -1 to 1, as the model takes them. Received: values from 0 to 255"),
-        (IMAGES[:, :8], "images of 16 x 16 x 3, height.*Received: 8 x 16 x 3"),
-        (np.full_like(IMAGES, np.nan), "finite"),
-    ],
-)
+@pytest.mark.parametrize("images, message", UNFITTING_IMAGES)
 def test_preflight_images_that_do_not_fit_the_model(model, images, message):
     refuses(message, look, model, (images, LABELS))
     refuses(f"In `validation_data`: .*{message}", look, model, (IMAGES, LABELS), validation_data=(images, LABELS))
@@ -228,11 +225,7 @@ def test_preflight_accepts_nested_and_other_models():
 def test_numbers_as_class_names_are_compared_with_numbers():
     numbers = [str(i) for i in range(12)]
     assert names_differ(numbers, sorted(numbers)) and names_differ(["0", "1", "2"], ("0", "2"))
-    named = [f"class{i}" for i in range(12)]
-    assert not names_differ(numbers, named) and not names_differ(numbers, [])
-
-
-EXTRA = RNG.normal(size=(10, 4)).astype("float32")
+    assert not names_differ(numbers, [f"class{i}" for i in range(12)]) and not names_differ(numbers, [])
 
 
 def test_preflight_checks_images_of_two_inputs():

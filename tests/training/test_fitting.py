@@ -25,8 +25,7 @@ def test_fit_resumes_a_dataset_of_from_dataframe(tmp_path):
 
     def train(epochs, name):
         keras.utils.set_random_seed(0)
-        layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
-        model = keras.Sequential(layers)
+        model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
         data = from_dataframe(table, directory=tmp_path, image_size=4, batch_size=2)
         fit(model, lambda epoch: data, epochs, resume=tmp_path / name, verbose=0)

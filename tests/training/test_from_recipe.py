@@ -59,7 +59,7 @@ def test_metrics_of_several_labels_accept_logits():
 
 
 @pytest.mark.parametrize(
-    ("images", "batch", "steps", "warmup"),
+    "images, batch, steps, warmup",
     [(100, 16, 500, 50), (1_000, 32, 500, 50), (10_000, 64, 1_250, 125), (100_000, 64, 12_500, 1_250)],
 )
 def test_finetune_lengths_follow_the_number_of_images(images, batch, steps, warmup):

@@ -13,6 +13,9 @@ from tests.tiny import assert_close
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+# These are the names of all weights except kernels.
+KEPT = {"bias", "gamma", "beta", "tokens", "probe", "embeddings", "row_embeddings", "column_embeddings"}
+KEPT |= {"relative_embeddings", "prefix_embeddings"}
 
 
 def values(variables):
@@ -133,11 +136,6 @@ MODELS = {
 def built(name):
     """Returns one of MODELS, which no test may change."""
     return MODELS[name]()
-
-
-# These are the names of all weights except kernels.
-KEPT = {"bias", "gamma", "beta", "tokens", "probe", "embeddings", "row_embeddings", "column_embeddings"}
-KEPT |= {"relative_embeddings", "prefix_embeddings"}
 
 
 def test_decay_groups_partition_the_variables():

@@ -37,6 +37,14 @@ PUBLISHED = {
     "coatnet_imagenet21k": {"epochs": 90, "warmup_epochs": 5, "weight_decay": 0.01, "loss": "sigmoid", "ema": None},
     "coatnet_finetune": {"epochs": 30, "batch_size": 512, "learning_rate": 5e-5, "weight_decay": 1e-8, "ema": 0.9999},
 }
+SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
+SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": (4, 8), "head_dim": 4}
+
+
+# The other recipes differ from these only in numbers.
+STARTED = ["finetune"]
+LONG = ("deit_tiny", "pretrain_imagenet21k", "coatnet_0", "lora_flowers17", "finetune_vtab", "scratch_cifar10")
+LONG += ("scratch_fashion_mnist",)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -74,19 +82,6 @@ def test_recipe_weights_are_published(name):
 def photos(tmp_path_factory):
     """Returns 40 photos in four folders."""
     return write_images(tmp_path_factory.mktemp("recipes"), "abcd", 10, (40, 50))
-
-
-SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
-SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": (4, 8), "head_dim": 4}
-
-
-# The other recipes differ from these only in numbers.
-STARTED = ["finetune"]
-LONG = (
-    "deit_tiny",
-    *("pretrain_imagenet21k", "coatnet_0", "lora_flowers17", "finetune_vtab"),
-    *("scratch_cifar10", "scratch_fashion_mnist"),
-)
 
 
 @pytest.mark.parametrize("name", STARTED + [pytest.param(name, marks=pytest.mark.long) for name in LONG])

@@ -101,8 +101,7 @@ def test_resume_finished_run_can_be_prolonged(tmp_path, alone, capsys):
 def fit_stateful(folder, *others):
     """Trains until EarlyStopping ends the run; returns all results, which interruptions must not change."""
     (folder / "files").mkdir(parents=True, exist_ok=True)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.8)
-    model = make_model(optimizer=optimizer)
+    model = make_model(optimizer=keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.8))
     *callbacks, counter = stateful(folder / "files")
     options = {"validation_data": (X, Y), "batch_size": 8, "verbose": 0, "resume": folder / "run", "save_every": 2}
     run = train(model, (X, Y), 20, callbacks=[*others, *callbacks, counter], **options)
@@ -168,8 +167,7 @@ def test_resume_non_finite_loss_stops_the_run(tmp_path, capsys):
     x[np.random.default_rng(2).integers(24)] = np.nan
     model = make_model()
     before = model.get_weights()
-    history = fit(model, tmp_path, x=x, save_every=1, shuffle=False)
-    assert len(history.history["loss"]) == 1
+    assert len(fit(model, tmp_path, x=x, save_every=1, shuffle=False).history["loss"]) == 1
     said = capsys.readouterr().out
     assert "The loss is nan at step" in said
     assert len(operation_steps(tmp_path)) == min(3, int(said.split("at step ")[1].split(".")[0]) - 1) > 0

@@ -27,12 +27,8 @@ def images(folder):
 
 @pytest.mark.long
 def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path):
-    changes = {
-        "steps": 7,
-        "learning_rate": 0.5,
-        "layer_decay": 0.9,
-        "model.preprocessing": {"interpolation": "bicubic"},
-    }
+    changes = {"steps": 7, "learning_rate": 0.5, "layer_decay": 0.9}
+    changes["model.preprocessing"] = {"interpolation": "bicubic"}
     recipe = training.RECIPES["finetune_pets"].replace({**TINY, **changes})
     options = {"weights": "none", "verbose": 0, "save_every": 2}
     with pytest.raises(KeyboardInterrupt):
@@ -47,8 +43,7 @@ def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path
     rows = (tmp_path / "run" / "history.csv").read_text().splitlines()
     assert rows[0].startswith("epoch,accuracy,loss") and [row.split(",")[0] for row in rows[1:]] == list("012")
     reloaded = keras.models.load_model(tmp_path / "run" / "model.keras")
-    bright = np.full((1, 8, 8, 3), 200.0)
-    assert int(np.argmax(reloaded.predict(bright, verbose=0))) == 1
+    assert int(np.argmax(reloaded.predict(np.full((1, 8, 8, 3), 200.0), verbose=0))) == 1
     assert reloaded.get_layer("normalization").class_names == ["cat", "dog"]
 
     # A complete run trains no more, and the folder refuses other runs.
@@ -85,9 +80,8 @@ def test_run_results_name_broken_images(folder, tmp_path):
 
 
 def test_diverged_run_writes_no_results(images, tmp_path):
-    recipe = training.RECIPES["finetune_pets"].replace(
-        {**TINY, "steps": 9, "learning_rate": 1e30, "clip": None, "warmup_steps": 0, "sam": 0.1}
-    )
+    changes = {"steps": 9, "learning_rate": 1e30, "clip": None, "warmup_steps": 0, "sam": 0.1}
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, **changes})
     with pytest.raises(FloatingPointError, match="non-finite values at step .* of 9"):
         training.run(recipe, images, tmp_path / "run", weights="none", verbose=0)
     assert not (tmp_path / "run" / "model.keras").exists() and not (tmp_path / "run" / "results.json").exists()

@@ -20,14 +20,10 @@ GOLDEN = Path(__file__).with_name("same_curves.json")
 def digits():
     """The first 400 of scikit-learn's digits, as a source of PNG files."""
     images, labels = load_digits(return_X_y=True)
-    images = images[:400].reshape(-1, 8, 8, 1) * (255 / 16)
-    records = tf.data.Dataset.from_tensor_slices(
-        {
-            "name": [str(i) for i in range(400)],
-            "image": [tf.io.encode_png(image).numpy() for image in images.astype("uint8")],
-            "label": labels[:400].astype("int32"),
-        }
-    )
+    images = (images[:400].reshape(-1, 8, 8, 1) * (255 / 16)).astype("uint8")
+    records = {"name": [str(i) for i in range(400)], "label": labels[:400].astype("int32")}
+    records["image"] = [tf.io.encode_png(image).numpy() for image in images]
+    records = tf.data.Dataset.from_tensor_slices(records)
     return data.Source(records, 400, False, "int", tuple("0123456789"), 10)
 
 
@@ -51,7 +47,6 @@ def curve(recipe):
 
 @pytest.mark.every_backend
 def test_loss_curve_equals_the_golden_curve():
-    recipe = training.RECIPES["deit_tiny"].replace({"learning_rate": 3e-3, "clip": 1.0})
-    losses = curve(recipe)
+    losses = curve(training.RECIPES["deit_tiny"].replace({"learning_rate": 3e-3, "clip": 1.0}))
     assert len(losses) == STEPS and np.mean(losses[-10:]) < 0.95 * np.mean(losses[:10])
     np.testing.assert_allclose(losses, json.loads(GOLDEN.read_text()), rtol=1e-3)

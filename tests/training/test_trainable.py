@@ -16,6 +16,9 @@ from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import assert_close
 from tests.training.test_optimizers import MODELS
 
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
+
 
 def trained_layers(model):
     return list(dict.fromkeys(v.path.split("/")[0] for v in model.trainable_variables))
@@ -137,10 +140,6 @@ def test_freeze_invalid_blocks_are_refused(blocks, message):
     model = tiny.build()
     refuses(f"`blocks`.*{message}", freeze, model, blocks)
     assert not model.non_trainable_weights
-
-
-RNG = np.random.default_rng(0)
-IMAGES, LABELS = RNG.normal(size=(8, 16, 16, 3)).astype("float32"), np.arange(8) % 5
 
 
 def trained(**options):

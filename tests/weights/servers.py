@@ -12,6 +12,8 @@ import threading
 import time
 from urllib.parse import unquote, urlsplit
 
+LARGE = (".npz", ".safetensors", ".bin", ".h5", ".keras")
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *arguments):
@@ -70,9 +72,6 @@ class Server(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/folder/weights.npz"
         self.body = random.Random(0).randbytes(200_000)
         self.answers, self.requests = [Answer()], []
-
-
-LARGE = (".npz", ".safetensors", ".bin", ".h5", ".keras")
 
 
 def git_hash(content):

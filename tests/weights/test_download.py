@@ -15,6 +15,12 @@ from tests.errors import not_found, refuses
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
 
+FAILURES = [
+    (Answer(stop=50_000), "got only 50000 out of 200000 bytes"),
+    *((Answer(status=status), str(status)) for status in (500, 404, 403)),
+    (Answer(body=b"<html>Please log in</html>"), "it is a web page"),
+]
+
 
 @pytest.fixture
 def server(monkeypatch):
@@ -66,15 +72,7 @@ def check_not_downloaded(message, url, path, error=DownloadError, **options):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "answer, reason",
-    [
-        (Answer(stop=50_000), "got only 50000 out of 200000 bytes"),
-        *((Answer(status=status), str(status)) for status in (500, 404, 403)),
-        (Answer(body=b"<html>Please log in</html>"), "it is a web page"),
-    ],
-    ids=["drops", "500", "404", "403", "web page"],
-)
+@pytest.mark.parametrize("answer, reason", FAILURES, ids=["drops", "500", "404", "403", "web page"])
 def test_failed_download_names_cause_and_leaves_nothing(server, path, answer, reason):
     server.answers = [answer, Answer()]
     error = check_not_downloaded(f"(?s)Cannot download {server.url}.*{reason}", server.url, path)

@@ -15,6 +15,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub", reason="it is the clien
 constants = pytest.importorskip("huggingface_hub.constants")
 
 TINY = "hf://user/tiny"
+GATED = "it is gated. Accept its conditions at .*/user/tiny, then log in with .*HF_TOKEN"
 
 
 @pytest.fixture
@@ -134,9 +135,6 @@ def test_damage_in_cache_is_refused(hub, files, shared):
     content[-1] ^= 1
     blob.write_bytes(content)
     check_refused("it is damaged or another file: its SHA-256", TINY)
-
-
-GATED = "it is gated. Accept its conditions at .*/user/tiny, then log in with .*HF_TOKEN"
 
 
 @pytest.mark.parametrize(

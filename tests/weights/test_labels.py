@@ -9,6 +9,17 @@ from tests.tiny import TEST_VIT, build
 from tests.weights.helpers import check_not_saved
 
 FLOWERS = ("daffodil", "sunflower", "tulip")
+TASKS = [("multi_label_classification", "multi_label", "sigmoid"), ("regression", "regression", None)]
+TASKS += [("single_label_classification", "single_label", "softmax"), (None, "single_label", "softmax")]
+PREPROCESSING = [{}, {"value_range": (-1, 1), "mean": 0.2, "std": (0.1, 0.2, 0.3)}]
+PREPROCESSING += [{"interpolation": "bicubic", "crop_fraction": 0.8}]
+PREPROCESSING += [{"interpolation": "area", "crop_fraction": 0.8, "resize_mode": "squash"}]
+PREPROCESSING += [{"interpolation": "lanczos3", "resize_mode": "crop"}, {"interpolation": "nearest"}]
+TIMM_LABELS = [
+    (["LABEL_0", "LABEL_1", "LABEL_2"], None),
+    ({"0": "daffodil", "1": "sunflower", "2": "tulip"}, FLOWERS),
+    ({"0": "daffodil", "5": "sunflower", "7": "tulip"}, None),
+]
 
 
 @pytest.fixture
@@ -51,15 +62,7 @@ def test_timm_label_names_give_class_names(folder, changes):
     assert load(folder("timm", **changes)).config.class_names == FLOWERS
 
 
-@pytest.mark.parametrize(
-    "problem_type, task, activation",
-    [
-        ("multi_label_classification", "multi_label", "sigmoid"),
-        ("regression", "regression", None),
-        ("single_label_classification", "single_label", "softmax"),
-        (None, "single_label", "softmax"),
-    ],
-)
+@pytest.mark.parametrize("problem_type, task, activation", TASKS)
 def test_problem_type_gives_the_task(folder, problem_type, task, activation):
     model = load(folder("huggingface", problem_type=problem_type))
     assert (model.config.task, output_activation(model)) == (task, activation)
@@ -90,17 +93,7 @@ def test_written_labels_are_read_back(tmp_path, format, task):
 
 
 @pytest.mark.parametrize("format", ["huggingface", "timm"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"value_range": (-1, 1), "mean": 0.2, "std": (0.1, 0.2, 0.3)},
-        {"interpolation": "bicubic", "crop_fraction": 0.8},
-        {"interpolation": "area", "crop_fraction": 0.8, "resize_mode": "squash"},
-        {"interpolation": "lanczos3", "resize_mode": "crop"},
-        {"interpolation": "nearest"},
-    ],
-)
+@pytest.mark.parametrize("changes", PREPROCESSING)
 def test_written_preprocessing_is_read_back(tmp_path, format, changes):
     # Pillow antialiases with all filters except "nearest".
     antialias = changes.get("interpolation") != "nearest"
@@ -121,14 +114,7 @@ def test_interpolation_without_a_word_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "labels, names",
-    [
-        (["LABEL_0", "LABEL_1", "LABEL_2"], None),
-        ({"0": "daffodil", "1": "sunflower", "2": "tulip"}, FLOWERS),
-        ({"0": "daffodil", "5": "sunflower", "7": "tulip"}, None),
-    ],
-)
+@pytest.mark.parametrize("labels, names", TIMM_LABELS)
 def test_timm_labels_may_be_placeholders_or_numbered(folder, labels, names):
     model = load(folder("timm", label_names=labels, problem_type="multi_label_classification"))
     assert model.config.class_names == names and model.config.task == "multi_label"

@@ -11,6 +11,13 @@ from keras_vit.weights import resize
 from tests.golden import GOLDEN_FOLDER
 
 sides = st.integers(1, 20)
+PUBLISHED = [
+    ("official", "tok_7x7", "tok_7x7_to_12x12", 1, "linear"),
+    ("official", "gap_14x14", "gap_14x14_to_24x24", 0, "linear"),
+    ("bigvision", "old", "new_14x14", 0, "linear"),
+    ("timm", "tok_7x7", "tok_7x7_to_12x12", 1, "bicubic_antialias"),
+    ("timm", "tok_7x7", "tok_7x7_to_4x10", 1, "bicubic_antialias"),
+]
 
 
 @given(old_rows=sides, old_columns=sides, rows=sides, columns=sides)
@@ -24,16 +31,7 @@ def test_linear_resize_equals_scipy_zoom(old_rows, old_columns, rows, columns):
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "file, old, new, prefix, method",
-    [
-        ("official", "tok_7x7", "tok_7x7_to_12x12", 1, "linear"),
-        ("official", "gap_14x14", "gap_14x14_to_24x24", 0, "linear"),
-        ("bigvision", "old", "new_14x14", 0, "linear"),
-        ("timm", "tok_7x7", "tok_7x7_to_12x12", 1, "bicubic_antialias"),
-        ("timm", "tok_7x7", "tok_7x7_to_4x10", 1, "bicubic_antialias"),
-    ],
-)
+@pytest.mark.parametrize("file, old, new, prefix, method", PUBLISHED)
 def test_resized_positions_are_those_of_published_code(file, old, new, prefix, method):
     golden = np.load(GOLDEN_FOLDER / f"posembed_resize_{file}.npz")
     before, after = (golden[name].reshape(-1, golden[name].shape[-1])[prefix:] for name in (old, new))
@@ -98,7 +96,6 @@ def test_larger_patch_embeds_enlarged_images_alike(old, grow):
 def test_smaller_patch_is_least_squares_solution():
     kernel = np.random.default_rng(0).normal(size=(4, 4, 1, 1))
     # Each column of the matrix is one resized basis image.
-    basis = np.eye(16).reshape(16, 4, 4)
-    shrunk = np.stack([enlarge(image, (2, 2)).reshape(-1) for image in basis])
+    shrunk = np.stack([enlarge(image, (2, 2)).reshape(-1) for image in np.eye(16).reshape(16, 4, 4)])
     expected, *_ = np.linalg.lstsq(shrunk, kernel.reshape(-1), rcond=None)
     np.testing.assert_allclose(resize.resize_patches(kernel, (2, 2)).reshape(-1), expected, atol=1e-9)

@@ -7,6 +7,22 @@ from keras_vit.weights.read import WeightsFile
 from tests.peers import peer
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CROP_FRACTIONS = [({"height": 256, "width": 256}, {"height": 224, "width": 224}, True, 0.875)]
+CROP_FRACTIONS += [({"shortest_edge": 256}, 224, True, 0.875), (256, None, True, 1.0), (224, 256, True, 1.0)]
+CROP_FRACTIONS += [(256, 224, False, 1.0)]
+MISSING = [
+    ("CLIPImageProcessor", {}, {"mean": CLIP_MEAN, "interpolation": "bicubic", "resize_mode": "crop"}),
+    ("BitImageProcessorFast", {"size": 256}, {"mean": CLIP_MEAN, "crop_fraction": 0.875, "resize_mode": "crop"}),
+    ("DeiTFeatureExtractor", {}, {"mean": 0.5, "crop_fraction": 0.875, "resize_mode": "squash"}),
+    ("ViTImageProcessor", {"size": 32, "default_to_square": False}, {"resize_mode": "crop"}),
+    ("ConvNextImageProcessor", {"crop_pct": 0.9, "size": {"shortest_edge": 224}}, {"crop_fraction": 0.9}),
+    ("ConvNextImageProcessor", {}, {"crop_fraction": 1.0, "resize_mode": "squash"}),
+]
+NOT_UNDERSTOOD = [
+    ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of ViTImageProcessor"),
+    ({"size": {"longest_edge": 224}}, "size with shortest_edge, or with height and width"),
+    ({"do_resize": False}, "do_resize=true"),
+]
 
 
 def test_timm_config_gives_preprocessing():
@@ -26,16 +42,7 @@ def test_missing_timm_values_are_those_of_timm():
     assert found == {**IMAGENET_PREPROCESSING, "antialias": True, "resize_mode": "crop"}
 
 
-@pytest.mark.parametrize(
-    "size, crop, center, fraction",
-    [
-        ({"height": 256, "width": 256}, {"height": 224, "width": 224}, True, 0.875),
-        ({"shortest_edge": 256}, 224, True, 0.875),
-        (256, None, True, 1.0),
-        (224, 256, True, 1.0),
-        (256, 224, False, 1.0),
-    ],
-)
+@pytest.mark.parametrize("size, crop, center, fraction", CROP_FRACTIONS)
 def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     config = {"size": size, "crop_size": crop, "do_center_crop": center, "resample": 3}
     found = transformers_config.preprocessing_from_processor("folder", config, {})
@@ -43,30 +50,13 @@ def test_crop_fraction_of_transformers_config(size, crop, center, fraction):
     assert found["resize_mode"] == ("crop" if size == {"shortest_edge": 256} else "squash")
 
 
-@pytest.mark.parametrize(
-    "kind, stated, expected",
-    [
-        ("CLIPImageProcessor", {}, {"mean": CLIP_MEAN, "interpolation": "bicubic", "resize_mode": "crop"}),
-        ("BitImageProcessorFast", {"size": 256}, {"mean": CLIP_MEAN, "crop_fraction": 0.875, "resize_mode": "crop"}),
-        ("DeiTFeatureExtractor", {}, {"mean": 0.5, "crop_fraction": 0.875, "resize_mode": "squash"}),
-        ("ViTImageProcessor", {"size": 32, "default_to_square": False}, {"resize_mode": "crop"}),
-        ("ConvNextImageProcessor", {"crop_pct": 0.9, "size": {"shortest_edge": 224}}, {"crop_fraction": 0.9}),
-        ("ConvNextImageProcessor", {}, {"crop_fraction": 1.0, "resize_mode": "squash"}),
-    ],
-)
+@pytest.mark.parametrize("kind, stated, expected", MISSING)
 def test_missing_values_are_those_of_the_image_processor(kind, stated, expected):
     found = transformers_config.preprocessing_from_processor("folder", {"image_processor_type": kind, **stated}, {})
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "stated, message",
-    [
-        ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of ViTImageProcessor"),
-        ({"size": {"longest_edge": 224}}, "size with shortest_edge, or with height and width"),
-        ({"do_resize": False}, "do_resize=true"),
-    ],
-)
+@pytest.mark.parametrize("stated, message", NOT_UNDERSTOOD)
 def test_image_processor_that_is_not_understood_is_refused(stated, message):
     with pytest.raises(ValueError, match=rf"preprocessor_config\.json\. Expected {message}.* Received: "):
         transformers_config.preprocessing_from_processor("folder", stated, {})
@@ -78,12 +68,8 @@ def test_image_processor_that_is_not_understood_is_refused(stated, message):
 def test_defaults_are_those_of_the_installed_transformers(name):
     module = peer(f"transformers.models.{name.lower()}.image_processing_pil_{name.lower()}")
     theirs = getattr(module, f"{name}ImageProcessorPil")
-    ours = {
-        "do_center_crop": None,
-        "crop_size": None,
-        "default_to_square": True,
-        **transformers_config.PROCESSORS[name],
-    }
+    defaults = {"do_center_crop": None, "crop_size": None, "default_to_square": True}
+    ours = defaults | transformers_config.PROCESSORS[name]
     for key, value in ours.items():
         default = getattr(theirs, key, None)
         if key in ("size", "crop_size") and isinstance(value, int):

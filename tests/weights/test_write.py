@@ -12,13 +12,8 @@ from keras_vit import console as progress
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
 
-ARRAYS = {
-    "a": np.arange(6, dtype="float32").reshape(2, 3),
-    "transposed": np.arange(6, dtype="float32").reshape(2, 3).T,
-    "every_other": np.arange(8, dtype="float32")[::2],
-    "scalar": np.float32(3),
-    "none": np.zeros((0, 2), "float32"),
-}
+ARRAYS = {"a": np.arange(6, dtype="float32").reshape(2, 3), "every_other": np.arange(8, dtype="float32")[::2]}
+ARRAYS |= {"transposed": ARRAYS["a"].T, "scalar": np.float32(3), "none": np.zeros((0, 2), "float32")}
 
 
 def test_npz_equals_what_numpy_reads(tmp_path):
@@ -82,8 +77,7 @@ write_folder(Path(sys.argv[1]), {"kernel": np.zeros((100, 100), "float32")}, {},
 def test_full_disk_names_the_file_and_leaves_no_folder(tmp_path):
     pytest.importorskip("resource", reason="Windows has no limits to try it with")
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "folder")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
+    last = subprocess.run(command, capture_output=True, text=True).stderr.strip().splitlines()[-1]
     assert last.startswith("OSError: Cannot write ") and "model.safetensors" in last and "File too large" in last
     assert list(tmp_path.iterdir()) == []
 
@@ -103,8 +97,7 @@ def test_write_and_read_show_progress(tmp_path, capsys, monkeypatch):
     write_npz(tmp_path / "file.npz", arrays, {})
     shown = capsys.readouterr().out
     assert f"Writing {tmp_path / 'file.npz'}" in shown and "6/6" in shown and "MB/s: " in shown
-    file = open_checkpoint(tmp_path / "file.npz")
-    assert {name for name, _ in file.read(["a", "b"])} == {"a", "b"}
+    assert {name for name, _ in open_checkpoint(tmp_path / "file.npz").read(["a", "b"])} == {"a", "b"}
     shown = capsys.readouterr().out
     assert f"Reading {tmp_path / 'file.npz'}" in shown and "6/6" in shown
     write_safetensors(tmp_path / "file.safetensors", arrays, {})

@@ -12,6 +12,27 @@ from tests.weights.helpers import check_refused, timm_folder
 HYBRID = {"patch_embed.proj.weight": (8, 64, 1, 1)}
 BIT = {"stages.0.blocks.0.conv1.weight": (64, 64, 1, 1)}
 CFG = {"input_size": [3, 64, 96], "interpolation": "bicubic", "crop_pct": 0.9, "mean": [0.1] * 3, "std": [0.2] * 3}
+OTHER_ARRAYS = [
+    ({**HYBRID, "patch_embed.backbone.conv1.0.weight": (32, 3, 3, 3)}, "a backbone that is no ResNet"),
+    ({"patch_embed.backbone.0.conv.weight": (192, 3, 4, 4)}, "a backbone that is no ResNet"),
+    ({**HYBRID, "patch_embed.backbone.stages.4.blocks.0.conv1.weight": (4, 4, 1, 1)}, "of more than four stages"),
+    ({**BIT, "stem.conv1.weight": (32, 3, 3, 3)}, "another stem than BiT's"),
+    ({**BIT, "stem.conv.weight": (64, 3, 7, 7), "norm.running_mean": (64,)}, "batch normalization"),
+    ({**BIT, "stages.4.blocks.0.conv1.weight": (64, 64, 1, 1)}, "more than four stages"),
+    ({"embedder.convolution.weight": (64, 3, 7, 7), "embedder.norm.weight": (64,)}, "the type 'bottleneck'"),
+]
+OTHER_CONFIGS = [
+    ("hf_bit", {"layer_type": "bottleneck"}, r"\(bit\) with layer_type='bottleneck'.*Expected: 'preactivation'"),
+    ("hf_bit", {"global_padding": "SAME"}, "global_padding='SAME'"),
+    ("timm_bit", {"global_pool": "max"}, r"\(resnetv2_50x1_bit\) with global_pool='max'"),
+    ("timm_bit", {"model_args": {"stem_type": "same"}}, "stem_type='same'"),
+]
+UNSUPPORTED = [
+    ("vit_base_patch16_rope_mixed_224", {}, "learned frequencies"),
+    ("vit_x_224", {}, "num_heads="),
+    ("eva02_base_patch14_224", {"global_pool": "map"}, "pools all tokens"),
+    ("vit_small_patch16_dinov3", {"global_pool": "map", "use_rot_pos_emb": False}, "pools all tokens"),
+]
 
 
 def folder(tmp_path, name, **config):
@@ -58,18 +79,7 @@ def test_other_epsilons_or_padding_are_refused():
     assert (found.resnet_epsilons, found.pool_padding) == ("timm", "zeros")
 
 
-@pytest.mark.parametrize(
-    "shapes, message",
-    [
-        ({**HYBRID, "patch_embed.backbone.conv1.0.weight": (32, 3, 3, 3)}, "a backbone that is no ResNet"),
-        ({"patch_embed.backbone.0.conv.weight": (192, 3, 4, 4)}, "a backbone that is no ResNet"),
-        ({**HYBRID, "patch_embed.backbone.stages.4.blocks.0.conv1.weight": (4, 4, 1, 1)}, "of more than four stages"),
-        ({**BIT, "stem.conv1.weight": (32, 3, 3, 3)}, "another stem than BiT's"),
-        ({**BIT, "stem.conv.weight": (64, 3, 7, 7), "norm.running_mean": (64,)}, "batch normalization"),
-        ({**BIT, "stages.4.blocks.0.conv1.weight": (64, 64, 1, 1)}, "more than four stages"),
-        ({"embedder.convolution.weight": (64, 3, 7, 7), "embedder.norm.weight": (64,)}, "the type 'bottleneck'"),
-    ],
-)
+@pytest.mark.parametrize("shapes, message", OTHER_ARRAYS)
 def test_arrays_of_other_resnets_are_refused(tmp_path, shapes, message):
     arrays = {key: np.zeros(shape, "float32") for key, shape in shapes.items()}
     write_safetensors(tmp_path / "model.safetensors", arrays, {})
@@ -77,15 +87,7 @@ def test_arrays_of_other_resnets_are_refused(tmp_path, shapes, message):
     check_refused(message, tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    "name, changes, message",
-    [
-        ("hf_bit", {"layer_type": "bottleneck"}, r"\(bit\) with layer_type='bottleneck'.*Expected: 'preactivation'"),
-        ("hf_bit", {"global_padding": "SAME"}, "global_padding='SAME'"),
-        ("timm_bit", {"global_pool": "max"}, r"\(resnetv2_50x1_bit\) with global_pool='max'"),
-        ("timm_bit", {"model_args": {"stem_type": "same"}}, "stem_type='same'"),
-    ],
-)
+@pytest.mark.parametrize("name, changes, message", OTHER_CONFIGS)
 def test_config_of_other_resnet_is_refused(tmp_path, name, changes, message):
     if name == "hf_bit":
         shutil.copytree(GOLDEN_FOLDER / name, tmp_path, dirs_exist_ok=True)
@@ -96,15 +98,7 @@ def test_config_of_other_resnet_is_refused(tmp_path, name, changes, message):
     check_refused(message, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name, args, part",
-    [
-        ("vit_base_patch16_rope_mixed_224", {}, "learned frequencies"),
-        ("vit_x_224", {}, "num_heads="),
-        ("eva02_base_patch14_224", {"global_pool": "map"}, "pools all tokens"),
-        ("vit_small_patch16_dinov3", {"global_pool": "map", "use_rot_pos_emb": False}, "pools all tokens"),
-    ],
-)
+@pytest.mark.parametrize("name, args, part", UNSUPPORTED)
 def test_timm_config_beyond_this_package_is_refused(tmp_path, name, args, part):
     timm_folder(tmp_path, "timm_vit", architecture=name, pretrained_cfg={}, model_args=args)
     check_refused(part, tmp_path)

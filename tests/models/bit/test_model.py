@@ -10,14 +10,8 @@ from tests.models.small import images
 
 def build(**changes):
     """The smallest BiT model: its norms have 32 groups."""
-    tiny = {
-        "image_size": (32, 41),
-        "stages": (2, 1),
-        "width_factor": 0.5,
-        "num_classes": 5,
-        "head_init": "glorot_uniform",
-    }
-    return keras_vit.BiT("R50x1", **{**tiny, **changes})
+    tiny = {"image_size": (32, 41), "stages": (2, 1), "width_factor": 0.5, "num_classes": 5}
+    return keras_vit.BiT("R50x1", **{**tiny, "head_init": "glorot_uniform", **changes})
 
 
 def test_bit_layers_are_flat_and_named():

@@ -41,6 +41,11 @@ UNSUPPORTED = [
 SAVED = [("test_coatnet", {"image_size": 64}), ("coatnet_0", {"image_size": (64, 96)})]
 SAVED += [("coatnet_nano_cc", {"image_size": 64}), ("coatnet_rmlp_nano_rw", {"image_size": 64})]
 SAVED += [("coatnet_0_rw", {"image_size": 64, "num_classes": 0, "in_channels": 1})]
+OTHER_ARRAYS = [
+    ("stages.0.blocks.0.attn_block.norm1.weight", r"attention in windows \(MaxViT\)"),
+    ("stages.0.blocks.0.conv_dw.weight", "ConvNeXt blocks"),
+    ("stem.conv1.bias", "convolutions of the stem with a bias"),
+]
 
 
 def folder(path, name="coatnet_0_rw", architecture=None, args=None, **config):
@@ -100,14 +105,7 @@ def test_unsupported_timm_config_is_refused(changes, message, tmp_path):
     check_refused(message, folder(tmp_path / "timm", **changes))
 
 
-@pytest.mark.parametrize(
-    "key, message",
-    [
-        ("stages.0.blocks.0.attn_block.norm1.weight", r"attention in windows \(MaxViT\)"),
-        ("stages.0.blocks.0.conv_dw.weight", "ConvNeXt blocks"),
-        ("stem.conv1.bias", "convolutions of the stem with a bias"),
-    ],
-)
+@pytest.mark.parametrize("key, message", OTHER_ARRAYS)
 def test_arrays_of_other_timm_models_are_refused(key, message, tmp_path):
     arrays = safetensors.numpy.load_file(GOLDEN_FOLDER / "timm_coatnet_0_rw.safetensors")
     write_safetensors(tmp_path / "model.safetensors", {**arrays, key: np.zeros(4, "float32")}, {})

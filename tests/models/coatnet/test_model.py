@@ -11,42 +11,20 @@ from tests.contract import randomize
 from tests.models.small import images
 
 # Trainable weights at 224 pixels. The counts under timm's names are those of timm's modules.
-PARAMETERS = {
-    "5": 687_052_952,
-    "coatnet_0": 25_036_820,
-    "coatnet_1": 42_225_776,
-    "coatnet_2": 74_684_744,
-    "coatnet_3": 166_966_264,
-    "coatnet_4": 275_425_288,
-    "coatnet_5": 687_472_008,
-    "coatnet_pico_rw": 10_851_364,
-    "coatnet_nano_rw": 15_141_244,
-    "coatnet_0_rw": 27_435_562,
-    "coatnet_1_rw": 41_721_502,
-    "coatnet_2_rw": 73_868_400,
-    "coatnet_3_rw": 165_173_428,
-    "coatnet_bn_0_rw": 27_435_562,
-    "coatnet_rmlp_nano_rw": 15_145_116,
-    "coatnet_rmlp_0_rw": 27_446_074,
-    "coatnet_rmlp_1_rw": 41_691_982,
-    "coatnet_rmlp_1_rw2": 41_724_622,
-    "coatnet_rmlp_2_rw": 73_881_264,
-    "coatnet_rmlp_3_rw": 165_152_788,
-    "coatnet_nano_cc": 13_757_328,
-    "test_coatnet": 577_584,
-}
-PARAMETERS |= {str(i): PARAMETERS[f"coatnet_{i}"] for i in range(5)}
+PARAMETERS = {"coatnet_0": 25_036_820, "coatnet_1": 42_225_776, "coatnet_2": 74_684_744, "coatnet_3": 166_966_264}
+PARAMETERS |= {"coatnet_4": 275_425_288, "coatnet_5": 687_472_008, "coatnet_nano_cc": 13_757_328}
+PARAMETERS |= {"coatnet_pico_rw": 10_851_364, "coatnet_nano_rw": 15_141_244, "coatnet_0_rw": 27_435_562}
+PARAMETERS |= {"coatnet_1_rw": 41_721_502, "coatnet_2_rw": 73_868_400, "coatnet_3_rw": 165_173_428}
+PARAMETERS |= {"coatnet_bn_0_rw": 27_435_562, "coatnet_rmlp_nano_rw": 15_145_116, "coatnet_rmlp_0_rw": 27_446_074}
+PARAMETERS |= {"coatnet_rmlp_1_rw": 41_691_982, "coatnet_rmlp_1_rw2": 41_724_622, "coatnet_rmlp_2_rw": 73_881_264}
+PARAMETERS |= {"coatnet_rmlp_3_rw": 165_152_788, "test_coatnet": 577_584}
+PARAMETERS |= {str(i): PARAMETERS[f"coatnet_{i}"] for i in range(5)} | {"5": 687_052_952}
 # Millions of weights and billions of operations at 224 pixels: table 4 of the paper, for CoAtNet-5 its table 5.
 PAPER = {"0": (25, 4.2), "1": (42, 8.4), "2": (75, 15.7), "3": (167, 34.7), "4": (275, None), "5": (688, None)}
-TINY = {
-    "image_size": (64, 40),
-    "depths": (1, 1, 2, 1),
-    "widths": (8, 8, 16, 16),
-    "stem_widths": (4, 8),
-    "head_dim": 8,
-    "num_classes": 5,
-    "head_init": "glorot_uniform",
-}
+TINY = {"image_size": (64, 40), "depths": (1, 1, 2, 1), "widths": (8, 8, 16, 16), "stem_widths": (4, 8), "head_dim": 8}
+TINY |= {"num_classes": 5, "head_init": "glorot_uniform"}
+# One variant of each kind runs in normal tests.
+QUICK = ("0", "coatnet_pico_rw", "coatnet_bn_0_rw", "coatnet_rmlp_nano_rw", "coatnet_nano_cc", "test_coatnet")
 
 
 def build(variant="0", **changes):
@@ -55,10 +33,6 @@ def build(variant="0", **changes):
     if variant in PAPER:
         changes = {"representation_size": 6, **changes}
     return keras_vit.CoAtNet(variant, **changes)
-
-
-# One variant of each kind runs in normal tests.
-QUICK = ("0", "coatnet_pico_rw", "coatnet_bn_0_rw", "coatnet_rmlp_nano_rw", "coatnet_nano_cc", "test_coatnet")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,20 @@ from tests.models.efficientnet.test_model import REPEATS, WIDTHS, build
 from tests.weights.helpers import check_not_saved, check_refused, outputs, timm_folder
 
 FOLDER = "timm_efficientnet"
+_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
+OTHER_NETWORKS = [
+    ("tf_efficientnet_lite0", {}, "'tf_efficientnet_lite0' of timm is not supported. Expected efficientnet_b0 to"),
+    ("efficientnet_b0_gn", {}, "'efficientnet_b0_gn' of timm is not supported"),
+    ("efficientnet_b0", {"global_pool": "max"}, "global_pool='max' in its config is not supported"),
+    ("efficientnet_b0", {"model_args": {"act_layer": "relu"}}, "act_layer='relu' in its config is not supported"),
+    ("efficientnet_b0", {"model_args": {"bn_eps": -1}}, "`bn_eps`. Expected a number above 0. Received: -1"),
+]
+FILE_NAMES = [
+    ("tf_efficientnet_l2_ns_475-bebbd00a.pth", 475, "same", 0.485),
+    ("tf_efficientnet_b0_ap-f262efe1.pth", 224, "same", 0.5),
+    ("tf_efficientnet_b0-0af12548.pth", 224, "same", 0.485),
+    ("efficientnet_b0_ra-3dd342df.pth", 224, "symmetric", 0.485),
+]
 
 
 def settle(model, scale=1):
@@ -76,16 +90,7 @@ def test_timm_folder_gives_settings_and_short_report(golden, caplog):
     assert "such as" in line and "holds no weights of the model" in line
 
 
-@pytest.mark.parametrize(
-    "name, config, message",
-    [
-        ("tf_efficientnet_lite0", {}, "'tf_efficientnet_lite0' of timm is not supported. Expected efficientnet_b0 to"),
-        ("efficientnet_b0_gn", {}, "'efficientnet_b0_gn' of timm is not supported"),
-        ("efficientnet_b0", {"global_pool": "max"}, "global_pool='max' in its config is not supported"),
-        ("efficientnet_b0", {"model_args": {"act_layer": "relu"}}, "act_layer='relu' in its config is not supported"),
-        ("efficientnet_b0", {"model_args": {"bn_eps": -1}}, "`bn_eps`. Expected a number above 0. Received: -1"),
-    ],
-)
+@pytest.mark.parametrize("name, config, message", OTHER_NETWORKS)
 def test_other_networks_of_timm_are_refused(golden, name, config, message):
     check_refused(message, golden(name, **config))
 
@@ -104,15 +109,7 @@ def test_state_dict_needs_padding_and_epsilon():
     np.testing.assert_allclose(outputs(model, io["images"]), io["own/logits"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name, size, padding, mean",
-    [
-        ("tf_efficientnet_l2_ns_475-bebbd00a.pth", 475, "same", 0.485),
-        ("tf_efficientnet_b0_ap-f262efe1.pth", 224, "same", 0.5),
-        ("tf_efficientnet_b0-0af12548.pth", 224, "same", 0.485),
-        ("efficientnet_b0_ra-3dd342df.pth", 224, "symmetric", 0.485),
-    ],
-)
+@pytest.mark.parametrize("name, size, padding, mean", FILE_NAMES)
 def test_published_file_name_gives_settings(tmp_path, name, size, padding, mean):
     torch = pytest.importorskip("torch")
     arrays = load_file(GOLDEN_FOLDER / f"{FOLDER}.safetensors")
@@ -124,8 +121,7 @@ def test_published_file_name_gives_settings(tmp_path, name, size, padding, mean)
 
 
 def test_file_of_other_padding_is_refused(tmp_path):
-    model = drawn(padding="symmetric")
-    keras_vit.save_weights(model, tmp_path / "model.safetensors", "timm")
+    keras_vit.save_weights(drawn(padding="symmetric"), tmp_path / "model.safetensors", "timm")
     with pytest.raises(ValueError, match="was trained with padding='symmetric', and model .* padding='same'"):
         keras_vit.load_weights(build(), tmp_path / "model.safetensors")
     keras_vit.load_weights(build(), tmp_path / "model.safetensors", allow="padding")
@@ -170,9 +166,6 @@ def test_saved_timm_folder_names_variant(tmp_path):
         message = "has a size or options for which timm has no name.*Write a state dict: a path that ends in"
         check_not_saved(message, model, tmp_path / "other", "timm")
     check_not_saved("`format`. Expected 'timm', the only format of efficientnet models", build(), tmp_path / "tiny.npz")
-
-
-_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 def official_names(model):

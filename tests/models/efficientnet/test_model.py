@@ -79,8 +79,7 @@ def test_efficientnet_layers_are_flat_and_named():
 
 
 def test_efficientnet_features_are_the_stages():
-    model = build(image_size=(225, 160), num_classes=0)
-    taps = keras_vit.features(model)
+    taps = keras_vit.features(build(image_size=(225, 160), num_classes=0))
     sides = [(113, 80), (57, 40), (29, 20), (15, 10), (15, 10), (8, 5), (8, 5)]
     assert [y.shape[1:] for y in taps.outputs] == [(*side, w) for side, w in zip(sides, WIDTHS[1:-1], strict=True)]
 

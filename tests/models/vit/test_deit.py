@@ -8,6 +8,12 @@ from tests.tiny import build, randomize
 
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_dim": 12, "num_layers": 2, "num_heads": 3, "mlp_dim": 20}
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
+REFUSED = [
+    ({"pooling": "gap"}, 'Expected pooling="token"'),
+    ({"representation_size": 8}, "no representation_size"),
+    ({"num_classes": 0, "return_both_heads": True}, "num_classes above 0"),
+    ({"distillation_token": False, "return_both_heads": True}, "Expected distillation_token=True"),
+]
 
 
 def test_distilled_features_are_the_mean_of_both_tokens():
@@ -17,15 +23,7 @@ def test_distilled_features_are_the_mean_of_both_tokens():
     np.testing.assert_allclose(features, tokens[:, :2].mean(axis=1), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"pooling": "gap"}, 'Expected pooling="token"'),
-        ({"representation_size": 8}, "no representation_size"),
-        ({"num_classes": 0, "return_both_heads": True}, "num_classes above 0"),
-        ({"distillation_token": False, "return_both_heads": True}, "Expected distillation_token=True"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", REFUSED)
 def test_distilled_model_refuses_other_heads(arguments, message):
     with pytest.raises(ValueError, match=message):
         build(**{"distillation_token": True, **arguments})

@@ -5,16 +5,8 @@ import pytest
 import keras_vit
 from tests.models.small import images
 
-TINY = {
-    "image_size": (32, 41),
-    "width_factor": 0.5,
-    "hidden_dim": 12,
-    "num_layers": 1,
-    "num_heads": 3,
-    "mlp_dim": 20,
-    "num_classes": 5,
-    "head_init": "glorot_uniform",
-}
+TINY = {"image_size": (32, 41), "width_factor": 0.5, "hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 20}
+TINY |= {"num_classes": 5, "head_init": "glorot_uniform"}
 
 
 def build(variant="R50+B/16", **changes):
@@ -59,5 +51,4 @@ def test_hybrid_feature_maps_lie_on_the_grid():
 def test_hybrid_position_grids_of_small_images():
     assert build("R+Ti/16", image_size=29).get_layer("position_embedding").grid_size == (1, 1)
     # A stem fits below any variant.
-    stem = build("B/16", stages=(), patch_size=4)
-    assert stem.get_layer("position_embedding").grid_size == (2, 2)
+    assert build("B/16", stages=(), patch_size=4).get_layer("position_embedding").grid_size == (2, 2)

@@ -12,6 +12,11 @@ from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused, check_same, outputs, read
 
 MORE = np.ones(3, "float32")
+MAE = [
+    ({"num_classes": 0}, {}),
+    ({"num_classes": 0}, {"mask_token": MORE, "decoder_pred.weight": MORE, "decoder_blocks.0.norm1.bias": MORE}),
+    ({"pooling": "gap", "norm_after_pooling": True, "class_token": True}, {}),
+]
 
 
 def arrays(name):
@@ -89,14 +94,7 @@ def state_of(model, source, **more):
     return {key: np.ascontiguousarray(array) for key, array in {**found, **more}.items()}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "more"),
-    [
-        ({"num_classes": 0}, {}),
-        ({"num_classes": 0}, {"mask_token": MORE, "decoder_pred.weight": MORE, "decoder_blocks.0.norm1.bias": MORE}),
-        ({"pooling": "gap", "norm_after_pooling": True, "class_token": True}, {}),
-    ],
-)
+@pytest.mark.parametrize("arguments, more", MAE)
 def test_mae_is_read_with_decoder_or_fine_tuned(tmp_path, arguments, more):
     model = randomize(build(activation="gelu", **arguments))
     path = wrapped(tmp_path, model=state_of(model, names.sources()["mae"], **more))

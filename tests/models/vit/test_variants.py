@@ -4,23 +4,13 @@ import keras
 import pytest
 
 import keras_vit
-from keras_vit.models.vit.variants import (
-    SIZES,
-    STEMS,
-    architecture_name,
-    decode_variant,
-    name_from_fields,
-    num_heads_from_sizes,
-)
+from keras_vit.models.vit import variants
+from keras_vit.models.vit.variants import SIZES, STEMS, architecture_name, decode_variant, num_heads_from_sizes
 from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
-SPELLINGS = {
-    "ViTTi16": "vit_tiny_patch16_224",
-    "ViTB8": "vit_base_patch8_224",
-    "ViTH14": "vit_huge_patch14_224",
-    "ViTg14": "vit_giant_patch14_224",
-}
+SPELLINGS = {"ViTTi16": "vit_tiny_patch16_224", "ViTB8": "vit_base_patch8_224"}
+SPELLINGS |= {"ViTH14": "vit_huge_patch14_224", "ViTg14": "vit_giant_patch14_224"}
 TIMM_COUNTS = json.loads((GOLDEN_FOLDER / "param_counts_timm.json").read_text())
 
 
@@ -29,8 +19,7 @@ def test_other_spelling_of_a_variant_is_recognised(name, timm):
     for spelled in (name, name.lower(), timm, timm.replace("_", "-")):
         with pytest.raises(ValueError, match="`variant`. Expected a size of .*, as in .B/16.*Did you mean") as error:
             decode_variant(spelled)
-        meant = str(error.value).rsplit("'", 2)[1]
-        assert architecture_name(meant) == name, spelled
+        assert architecture_name(str(error.value).rsplit("'", 2)[1]) == name, spelled
 
 
 @pytest.mark.parametrize("variant", [16, None, "resnet"])
@@ -39,30 +28,16 @@ def test_value_unlike_any_variant_gets_no_suggestion(variant):
 
 
 # All are counted with a classifier of 1,000 classes and without a projection.
-FAMILIES = {
-    "DINOv2G14": "vit_giant_patch14_dinov2",
-    "DINOv3S16": "vit_small_patch16_dinov3_qkvb",
-    "DINOv3S16Plus": "vit_small_plus_patch16_dinov3_qkvb",
-    "DINOv3B16": "vit_base_patch16_dinov3_qkvb",
-    "DINOv3L16": "vit_large_patch16_dinov3_qkvb",
-    "DINOv3H16Plus": "vit_huge_plus_patch16_dinov3_qkvb",
-    "DINOv37B16": "vit_7b_patch16_dinov3",
-    "CLIPB32": "vit_base_patch32_clip_quickgelu_224",
-    "CLIPB16": "vit_base_patch16_clip_quickgelu_224",
-    "CLIPL14": "vit_large_patch14_clip_quickgelu_224",
-    "EVA02Ti14": "eva02_tiny_patch14_336",
-    "EVA02S14": "eva02_small_patch14_336",
-    "EVA02B14": "eva02_base_patch14_448",
-    "EVA02L14": "eva02_large_patch14_448",
-    "SigLIPB32": "vit_base_patch32_siglip_256",
-    "SigLIPSO400M16": "vit_so400m_patch16_siglip_256",
-    "SigLIPGOpt16": "vit_giantopt_patch16_siglip_256",
-    "IJEPAH14": "vit_huge_patch14_gap_224",
-    "IJEPAH16": "vit_huge_patch16_gap_448",
-    "IJEPAg16": "vit_giant_patch16_gap_224",
-}
-
-
+FAMILIES = {"DINOv2G14": "vit_giant_patch14_dinov2", "DINOv37B16": "vit_7b_patch16_dinov3"}
+FAMILIES |= {"DINOv3S16": "vit_small_patch16_dinov3_qkvb", "DINOv3S16Plus": "vit_small_plus_patch16_dinov3_qkvb"}
+FAMILIES |= {"DINOv3B16": "vit_base_patch16_dinov3_qkvb", "DINOv3L16": "vit_large_patch16_dinov3_qkvb"}
+FAMILIES |= {"DINOv3H16Plus": "vit_huge_plus_patch16_dinov3_qkvb", "CLIPB32": "vit_base_patch32_clip_quickgelu_224"}
+FAMILIES |= {"CLIPB16": "vit_base_patch16_clip_quickgelu_224", "CLIPL14": "vit_large_patch14_clip_quickgelu_224"}
+FAMILIES |= {"EVA02Ti14": "eva02_tiny_patch14_336", "EVA02S14": "eva02_small_patch14_336"}
+FAMILIES |= {"EVA02B14": "eva02_base_patch14_448", "EVA02L14": "eva02_large_patch14_448"}
+FAMILIES |= {"SigLIPB32": "vit_base_patch32_siglip_256", "SigLIPSO400M16": "vit_so400m_patch16_siglip_256"}
+FAMILIES |= {"SigLIPGOpt16": "vit_giantopt_patch16_siglip_256", "IJEPAg16": "vit_giant_patch16_gap_224"}
+FAMILIES |= {"IJEPAH14": "vit_huge_patch14_gap_224", "IJEPAH16": "vit_huge_patch16_gap_448"}
 # Keras infers the shape of attention pooling by computing it, which takes seconds for large images and models.
 HEAVY = ("SigLIPSO400M16", "SigLIPGOpt16")
 
@@ -98,7 +73,7 @@ def test_size_is_found_by_its_dimensions():
     assert [num_heads_from_sizes(1280, 32, 5120, gated) for gated in (None, False, True)] == [None, 16, 20]
     for size in SIZES:
         config = keras_vit.ViTConfig.from_variant(f"{size}/16")
-        assert name_from_fields(vars(config)) == f"ViT-{size}/16"
+        assert variants.name_from_fields(vars(config)) == f"ViT-{size}/16"
     assert [architecture_name(v) for v in ("B/16", "R50+B/16", "S+/16")] == ["ViTB16", "R50ViTB16", "ViTS+16"]
 
 

@@ -8,17 +8,8 @@ from tests.models.small import images
 
 def build(**changes):
     """Builds the smallest VT-ResNet with both kinds of tokenizer."""
-    tiny = {
-        "image_size": (32, 41),
-        "stages": (1, 1),
-        "num_modules": 2,
-        "width": 4,
-        "num_tokens": 3,
-        "token_dim": 12,
-        "key_dim": 6,
-        "num_classes": 5,
-        "head_init": "glorot_uniform",
-    }
+    tiny = {"image_size": (32, 41), "stages": (1, 1), "num_modules": 2, "width": 4, "num_tokens": 3, "token_dim": 12}
+    tiny |= {"key_dim": 6, "num_classes": 5, "head_init": "glorot_uniform"}
     return keras_vit.VTResNet("R18", **{**tiny, **changes})
 
 

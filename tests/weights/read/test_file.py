@@ -16,6 +16,11 @@ from keras_vit.weights.write import write_safetensors
 from tests.errors import refuses
 from tests.weights.read.damage import check_unreadable, write_sidecar
 
+DATA = b"weights" * 1000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+SIDECARS = [*((text, "does not give one SHA-256") for text in ("", "{0}  other.npz\n", "hello  file.npz\n", "\x00\n"))]
+SIDECARS += [("{0}  file.npz\n{1}  file.npz\n", "does not give one SHA-256"), ("\xff\xfe", "not a text file")]
+
 
 class Raising(WeightsFile):
     """A file whose only array raises an error when it is read."""
@@ -71,10 +76,6 @@ def test_memory_error_of_pth_is_raised_unchanged(tmp_path, monkeypatch):
         PthFile(tmp_path / "file.pth")
 
 
-DATA = b"weights" * 1000
-DIGEST = hashlib.sha256(DATA).hexdigest()
-
-
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "file.npz"
@@ -106,14 +107,7 @@ def test_sidecar_of_sha256sum_is_checked(path, text):
     check_fails("file.npz.*its SHA-256 is", path)
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        *((text, "does not give one SHA-256") for text in ("", "{0}  other.npz\n", "hello  file.npz\n", "\x00\n")),
-        ("{0}  file.npz\n{1}  file.npz\n", "does not give one SHA-256"),
-        ("\xff\xfe", "not a text file"),
-    ],
-)
+@pytest.mark.parametrize("text, message", SIDECARS)
 def test_sidecar_without_one_digest_is_refused(path, text, message):
     path.with_name("file.npz.sha256").write_text(text.format(DIGEST, "0" * 64), encoding="latin-1")
     check_fails(f"file.npz.sha256.*{message}", path)

@@ -11,6 +11,23 @@ from tests.errors import not_found, refuses
 from tests.weights.read.damage import check_unreadable, contents, flipped, write_sidecar
 
 FILES = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+VIT = {"model_type": "vit", "hidden_size": 64}
+TIMM = {"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": {"mean": [0.5, 0.5, 0.5]}}
+INVALID_CONFIGS = [
+    ("", "config.json': it is empty"),
+    ("{", "config.json': it is not a JSON file"),
+    ("[1]", "config.json': it holds a JSON list"),
+    ("[" * 50_000, "config.json': it is not a JSON file"),
+    ({"hidden_size": 64}, "neither a model_type nor timm's architecture"),
+    ({"model_type": 3}, "neither a model_type nor timm's architecture"),
+]
+NO_INDEX = [
+    ('{"weight_map": {}}', "no weight_map"),
+    ('{"weight_map": {"a": "b.txt"}}', "expected .safetensors or .bin"),
+    ('{"weight_map": {"/layers/dense/vars": ["model_00000.weights.h5"]}}', "expected the name of a file"),
+    ('{"weight_map": {"/layers/dense/vars": "model_00000.weights.h5"}}', "expected .safetensors or .bin"),
+    ('{"weight_map": ', "is not a JSON file"),
+]
 
 
 @pytest.fixture
@@ -59,16 +76,7 @@ def test_index_that_contradicts_shards_is_refused(shards, tmp_path):
     not_found(f"{FILES[1]}.*not beside", open_checkpoint, path)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"weight_map": {}}', "no weight_map"),
-        ('{"weight_map": {"a": "b.txt"}}', "expected .safetensors or .bin"),
-        ('{"weight_map": {"/layers/dense/vars": ["model_00000.weights.h5"]}}', "expected the name of a file"),
-        ('{"weight_map": {"/layers/dense/vars": "model_00000.weights.h5"}}', "expected .safetensors or .bin"),
-        ('{"weight_map": ', "is not a JSON file"),
-    ],
-)
+@pytest.mark.parametrize("text, expected", NO_INDEX)
 def test_json_without_shard_index_is_refused(tmp_path, text, expected):
     path = tmp_path / "model.index.json"
     path.write_text(text)
@@ -85,10 +93,6 @@ def test_damaged_shard_is_refused(shards, tmp_path, sidecar):
     if sidecar:
         check_unreadable(f"{FILES[1]}.*its SHA-256 is", path)
     refuses(FILES[1], contents, path)
-
-
-VIT = {"model_type": "vit", "hidden_size": 64}
-TIMM = {"architecture": "vit_tiny_patch16_224", "num_classes": 5, "pretrained_cfg": {"mean": [0.5, 0.5, 0.5]}}
 
 
 @pytest.fixture
@@ -152,17 +156,7 @@ def test_folder_with_only_pytorch_file_is_read(folder, arrays):
     assert contents(path)[1].keys() == arrays.keys()
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ("", "config.json': it is empty"),
-        ("{", "config.json': it is not a JSON file"),
-        ("[1]", "config.json': it holds a JSON list"),
-        ("[" * 50_000, "config.json': it is not a JSON file"),
-        ({"hidden_size": 64}, "neither a model_type nor timm's architecture"),
-        ({"model_type": 3}, "neither a model_type nor timm's architecture"),
-    ],
-)
+@pytest.mark.parametrize("config, expected", INVALID_CONFIGS)
 def test_invalid_config_is_refused(folder, config, expected):
     assert expected in refusal(folder(config))
 

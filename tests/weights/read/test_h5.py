@@ -9,6 +9,20 @@ from keras_vit.weights.read import open_checkpoint
 from tests.tiny import build, randomize
 from tests.weights.read.damage import check_unreadable, contents, refusal
 
+RATES = dict.fromkeys(("dropout_rate", "attention_dropout_rate", "drop_path_rate", "patch_dropout_rate"), 0.1)
+RICH = {"num_registers": 2, "layer_scale_init": 0.1, "pooling": "map", "representation_size": 8, "qk_norm": True}
+OTHER_LAYOUTS = [
+    ({"layers/dense/vars/2": np.ones(2, "int32")}, "'head/2' is of dtype int32"),
+    ({"layers/dense/vars/2": "text"}, "'head/2' is of dtype object"),
+    ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "keeps no arrays"),
+    ({"layers/dense/vars/2": h5py.Empty("f4")}, "of shape None"),
+    ({"layers/dense/kernel": np.ones(2, "f4")}, "keeps no arrays"),
+    ({"vars": np.ones(2, "f4")}, "keeps no arrays"),
+    ({"layers/dense/vars/2": np.full(2, np.nan, "f4")}, "'head/2' holds 2 NaN"),
+    ({"layers/head/vars/1": np.ones(2, "f4")}, "holds 'head/1' twice"),
+    ({"model_weights/dense/kernel": np.ones(2, "f4")}, "layout of Keras 2"),
+]
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -28,10 +42,6 @@ def by_place(model):
     for layer in model.layers:
         add(layer, (layer.name,))
     return found
-
-
-RATES = dict.fromkeys(("dropout_rate", "attention_dropout_rate", "drop_path_rate", "patch_dropout_rate"), 0.1)
-RICH = {"num_registers": 2, "layer_scale_init": 0.1, "pooling": "map", "representation_size": 8, "qk_norm": True}
 
 
 def test_weights_are_keyed_by_layer_names(path):
@@ -122,20 +132,7 @@ def test_arrays_stored_in_other_ways_are_refused(path, tmp_path):
     assert "does not match its 0 bytes" in refusal(path)
 
 
-@pytest.mark.parametrize(
-    ("datasets", "expected"),
-    [
-        ({"layers/dense/vars/2": np.ones(2, "int32")}, "'head/2' is of dtype int32"),
-        ({"layers/dense/vars/2": "text"}, "'head/2' is of dtype object"),
-        ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "keeps no arrays"),
-        ({"layers/dense/vars/2": h5py.Empty("f4")}, "of shape None"),
-        ({"layers/dense/kernel": np.ones(2, "f4")}, "keeps no arrays"),
-        ({"vars": np.ones(2, "f4")}, "keeps no arrays"),
-        ({"layers/dense/vars/2": np.full(2, np.nan, "f4")}, "'head/2' holds 2 NaN"),
-        ({"layers/head/vars/1": np.ones(2, "f4")}, "holds 'head/1' twice"),
-        ({"model_weights/dense/kernel": np.ones(2, "f4")}, "layout of Keras 2"),
-    ],
-)
+@pytest.mark.parametrize("datasets, expected", OTHER_LAYOUTS)
 def test_layout_other_than_keras_is_refused(path, datasets, expected):
     assert expected in refusal(write(path, **datasets))
 

@@ -15,6 +15,10 @@ from keras_vit.weights.write import write_npz
 from tests.tiny import randomize
 from tests.weights.read.damage import Bomb, check_damage, each_flip
 
+KERNEL = "embedding/kernel.npy"
+NORM = "Transformer/encoder_norm/scale.npy"
+HEADER = b"\x93NUMPY\x01\x00"
+
 
 def with_member(data, name, content):
     """Returns the archive with a member added, replaced, or removed if `content` is None."""
@@ -39,11 +43,6 @@ def npy(array, **kwargs):
     out = io.BytesIO()
     np.lib.format.write_array(out, array, **kwargs)
     return out.getvalue()
-
-
-KERNEL = "embedding/kernel.npy"
-NORM = "Transformer/encoder_norm/scale.npy"
-HEADER = b"\x93NUMPY\x01\x00"
 
 
 def damages(tmp_path):

@@ -12,10 +12,8 @@ from tests.weights.read.damage import check_unreadable, write_sidecar
 def test_format_is_found_by_contents_not_name(tmp_path, arrays):
     write_npz(tmp_path / "npz.safetensors", arrays, {"a": 1})
     write_safetensors(tmp_path / "safetensors.npz", arrays, {"a": 1})
-    for name, facts in {
-        "npz.safetensors": {"a": 1},
-        "safetensors.npz": {"format": "pt", "keras_vit": {"a": 1}},
-    }.items():
+    found = {"npz.safetensors": {"a": 1}, "safetensors.npz": {"format": "pt", "keras_vit": {"a": 1}}}
+    for name, facts in found.items():
         for path in (tmp_path / name, str(tmp_path / name), os.fsencode(tmp_path / name)):
             checkpoint = open_checkpoint(path)
             assert isinstance(checkpoint, WeightsFile) and checkpoint.path == str(tmp_path / name)
@@ -23,7 +21,7 @@ def test_format_is_found_by_contents_not_name(tmp_path, arrays):
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    "data, expected",
     [
         (b"", "is empty"),
         (b"x", "is not an .npz archive, nor a .safetensors, .pth or .h5 file"),

@@ -76,7 +76,7 @@ def test_integers_are_listed_and_refused_when_read(path):
 
 
 @pytest.mark.parametrize(
-    ("header", "size", "expected"),
+    "header, size, expected",
     [
         (TWO, 19, "file not fully covered"),
         ({}, 0, "holds no arrays"),
