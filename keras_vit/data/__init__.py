@@ -1,4 +1,4 @@
-"""Image pipelines for `model.fit` from TFDS, folders and tables, built with tf.data on every backend."""
+"""Input pipelines for `model.fit`: they read images from TFDS, folders and tables, with tf.data on every backend."""
 
 from keras_vit.data.augment import POLICIES, Policy, RandAugment
 from keras_vit.data.broken import BrokenImages

@@ -7,7 +7,7 @@ from keras_vit.data.keras_layers import mixes
 from keras_vit.data.operations import OFFICIAL, TIMM
 from keras_vit.data.source import tf
 
-# The largest magnitude of each set of RandAugment operations.
+# {set of RandAugment operations: its largest magnitude}.
 STRONGEST = {"official": 30, "timm": 10}
 
 
@@ -23,11 +23,11 @@ class Policy:
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
         erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normalized noise.
-        repeats: Integer, the differently augmented copies of each image, next to each other in the batch. An epoch then
-            covers only `1 / repeats` of the images, as in DeiT.
+        repeats: Integer, the number of copies of each image, which are adjacent in the batch and augmented differently.
+            An epoch then contains only `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
-        operations: "official": the 16 operations of the official code, as in AugReg. "timm": the 15 of timm's
-            "rand-...-inc1", as in DeiT, each skipped with probability 0.5.
+        operations: "official": the 16 operations of big_vision, as in AugReg. "timm": the 15 operations of timm's
+            "rand-...-inc1", as in DeiT; each is skipped with probability 0.5.
 
     Example:
     >>> import keras_vit.data
@@ -77,12 +77,12 @@ POLICIES = {
     "coatnet": Policy(randaugment=(2, 15), mixup=0.8),
     "deit": Policy((2, 9), 0.5, mixup=0.8, cutmix=1.0, erasing=0.25, repeats=3, label_smoothing=0.1, operations="timm"),
 }
-"""The `Policy` of each name: AugReg's seven, CoAtNet's and DeiT's."""
+"""The policies by name: seven from AugReg, one from CoAtNet and one from DeiT."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """The parts of `augment`: a policy, layers for single images, and layers that mix the images of a batch."""
+    """The contents of `augment` in `pipeline`: a policy, layers for single images, and layers that mix images."""
 
     policy: Policy = POLICIES["none"]
     layers: tuple[keras.layers.Layer, ...] = ()
@@ -100,7 +100,7 @@ def augmentation(value):
     layers = [part for part in parts if isinstance(part, keras.layers.Layer)]
     policies = [part for part in parts if not isinstance(part, keras.layers.Layer)]
     if len(policies) > 1:
-        raise arguments.invalid("augment", "at most one policy, and layers", value)
+        raise arguments.invalid("augment", "a list of layers with at most one policy", value)
     policy = policies[0] if policies else "none"
     if not isinstance(policy, Policy):
         if not isinstance(policy, str):
@@ -111,7 +111,7 @@ def augmentation(value):
 
 
 class RandAugment:
-    """Applies random operations to an image, as the official code or timm does, from a stateless seed.
+    """Applies random operations to an image, as big_vision or timm does. The seed determines the operations.
 
     Args:
         num_operations: Integer, operations per image.
@@ -122,8 +122,8 @@ class RandAugment:
     Call arguments: image: Float32 tensor (height, width, 3) of 0..255, which is first rounded down ("official") or to
     the nearest integer ("timm"); the result has the same shape and range. seed: Integer tensor (2,).
 
-    Reference: arXiv 1909.13719. At each magnitude the operations are bit-exact with the official codes, except timm's
-    warps: 99.7 % of their pixels equal Pillow's bicubic filter, the rest differ by 1 of 255.
+    Reference: arXiv 1909.13719. The operations give exactly the pixels of big_vision and timm, except for timm's
+    rotation, shear and translation: 99.7 % of these pixels are equal, and the rest differ by 1 of 255.
     """
 
     def __init__(self, num_operations: int, magnitude: float, magnitude_std: float = 0.0, operations: str = "official"):

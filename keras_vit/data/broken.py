@@ -12,8 +12,8 @@ from keras_vit.data.source import logger, tf
 class BrokenImages(dict):
     """The images that a dataset skipped because they cannot be decoded: a dict from file name to error.
 
-    Reading a batch adds its broken images. At the end of each epoch, the logger `keras_vit.data` warns of the epoch's
-    broken images; `repr` shows the last warning. `pipeline` creates this dict.
+    Reading a batch adds the batch's broken images to the dict. At the end of each epoch, the logger `keras_vit.data`
+    lists the epoch's broken images in a warning; `repr` shows the last warning. `pipeline` creates this dict.
     """
 
     def __init__(self, load, num_images: int, repeats: int = 1):
@@ -22,16 +22,16 @@ class BrokenImages(dict):
         self._waiting, self._summary = {}, "no broken images so far"
 
     def note(self, indices, names, images, done):
-        """Records a batch's broken images, and warns of the images in ended epochs, whose index is below `done`."""
+        """Records the broken images of a batch, and warns of images with an index below `done` (ended epochs)."""
         for index, name, image in zip(indices, map(os.fsdecode, names), images, strict=True):
             if name not in self:
-                self[name] = _reason(self._load, {"name": name, "image": image}) or "it failed once, and decodes now"
+                self[name] = _reason(self._load, {"name": name, "image": image}) or "decoding failed only once"
             # Repeated copies of an image count once.
             self._waiting[index // self._repeats] = name
         over = sorted(number for number in self._waiting if number * self._repeats < done)
         for _, numbers in itertools.groupby(over, lambda number: number // self._num_images):
             names = sorted(self._waiting.pop(number) for number in numbers)
-            count = f"{len(names)} of {self._num_images} images were skipped in this epoch, since they do not decode:"
+            count = f"{len(names)} of {self._num_images} images were skipped in this epoch. They cannot be decoded:"
             more = [f"  ... and {len(names) - 20} more"] if len(names) > 20 else []
             text = "\n".join([count, *(f"  {name}: {self[name]}" for name in names[:20]), *more])
             # Logs and reports are UTF-8, but file names may not be.
@@ -51,7 +51,7 @@ def first_readable(records, load):
         if reason is None:
             return record
         reasons.append(f"{os.fsdecode(record['name'].numpy())}: {reason}")
-    raise ValueError(f"Expected images that decode. Received: {len(reasons)} that do not. {reasons[0]}")
+    raise ValueError(f"Expected images that can be decoded. Received: {len(reasons)} broken images. {reasons[0]}")
 
 
 def _reason(load, record):
@@ -69,11 +69,13 @@ def _reason(load, record):
 def replace_broken(
     data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
-    """Makes the k-th batch from the k-th `batch_size` records. If `full`, replaces broken images by other images.
+    """Makes one batch from each `batch_size` records of `data`, a dataset of (index, record).
 
-    If also `weighted`, the last of the labels is a weight. Readable images keep their places, and replaced images get
-    the weight 0. `shard`, (index, number of shards), selects the part of each batch to make. Returns a dataset of
-    (first index, images, labels, (indices, names, encoded images) of the broken records).
+    Broken images are left out, or, if `full`, replaced by other images of the batch. If also `weighted`, the last item
+    of the labels is a weight: readable images keep their places, and replaced images get the weight 0. If `whole`, a
+    last batch that is not full is dropped. The record `sound` makes a batch of one image if all images are broken.
+    `shard`, (index, number of shards), selects the rows of each batch to make. Returns a dataset of (first index,
+    images, labels, (indices, names, encoded images) of the broken records).
     """
     size = batch_size // shard[1]
 
@@ -111,6 +113,6 @@ def replace_broken(
             images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (size, *x.shape[1:])), parts)
         return indices[0], images, labels, tuple(tf.boolean_mask(part, missing) for part in records)
 
-    # Two batches at a time keep the threads busy while one of them ends.
+    # Prepare two batches at a time, so that the threads have work while the last images of one batch are decoded.
     windows = data.window(batch_size, drop_remainder=whole)
     return windows.interleave(attempt, cycle_length=2, num_parallel_calls=2, deterministic=True).map(fill)

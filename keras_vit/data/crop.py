@@ -21,7 +21,7 @@ from keras_vit.images.files import (
 )
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
-# The paper's resize sizes for "finetune"; other sizes use the usual ratio of 8/7, as 256 for 224.
+# {image size: resize size} of the ViT paper for "finetune". For other sizes the ratio is 8/7, as usual (256 for 224).
 RESIZE = {384: 448, 480: 512}
 
 
@@ -43,7 +43,8 @@ class Crop:
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
         preprocessing: A `keras_vit.Preprocessing`. Random crops take only its `interpolation` and `antialias`.
-        max_pixels: Integer, the largest height x width of an image; a JPEG has at most 16 times as many pixels x scans.
+        max_pixels: Integer, the largest height x width of an image; height x width x scans of a JPEG is at most
+            16 times as large.
         arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
 
     Call arguments:
@@ -85,7 +86,7 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes the image, or only its crop for "pretrain", to uint8, or float32 with `arrays`; raises if broken."""
+        """Decodes an image (for "pretrain", only the crop) to uint8, or float32 with `arrays`; raises if broken."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -99,7 +100,7 @@ class Crop:
         return tf.cond(is_array, array, lambda: tf.cast(self._picture(encoded, seed), "float32"))
 
     def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Flips, resizes and crops the result of `decode`, which must have had the same seed."""
+        """Flips, resizes and crops the result of `decode`; the seed must be the seed that `decode` received."""
         seed = tf.cast(seed, "int64")
         image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
@@ -113,7 +114,7 @@ class Crop:
             size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
         image = tf.cast(tf.image.resize(image, size, interpolation, antialias=self.preprocessing.antialias), "float32")
         if interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
-            # These filters overshoot the range.
+            # With these filters, pixels can be outside 0..255.
             image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "pad":
             image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
@@ -137,10 +138,10 @@ class Crop:
             size = self._checked_size(jpeg_header, encoded)
             with tf.control_dependencies([size]):
                 if self.kind == "eval":
-                    # This gives the same pixels as exported graphs, and nearly the same as Pillow.
+                    # Exported models use this decoder too. Its pixels are nearly the same as Pillow's.
                     return decode_jpeg(encoded, self.channels)
                 window = self._window(size, seed)
-                # A truncated JPEG is decoded whole, because that always fails. A crop of it may not fail.
+                # Decode a truncated JPEG whole, because that always fails. Decoding only a crop of it may not fail.
                 image = tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
                     lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),

@@ -11,7 +11,7 @@ LAST = np.iinfo("int64").max
 
 
 class Epochs:
-    """The order of the records in each epoch, and the number of the next epoch; `root` is the seed, a tensor (2,)."""
+    """Orders the records of each epoch, and counts the epochs. `root`, an integer tensor (2,), is the seed."""
 
     def __init__(
         self, records, num_images, root, *, shuffle_buffer, repeats, batch_size, skip_batches, repeat, drop_remainder
@@ -38,7 +38,7 @@ class Epochs:
         self._next.number = arguments.non_negative_int("number", number)
 
     def parts(self):
-        """Returns a dataset of (epoch, begin, end), the image ranges of an iteration."""
+        """Returns a dataset of (epoch, begin, end): the ranges of images that one iteration reads."""
         if self._repeat:
             numbers = tf.data.Dataset.range(self.first, LAST)
             return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
@@ -54,7 +54,7 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def row_weight(self, num_batches):
-        """Returns the weight of an image in an iteration of padded batches, such that the mean over all rows is 1."""
+        """Returns the weight of each image if padding has the weight 0 and the mean weight of all rows is to be 1."""
         rows = num_batches * self._batch_size
         padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
         return rows / (rows - padding)
@@ -62,7 +62,7 @@ class Epochs:
     def stream(self, epoch, begin, end, filler=None):
         """Returns a dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch.
 
-        The record `filler`, if given, fills the last batch. Its index is negative, -1 minus the last image's index.
+        The record `filler`, if given, fills the last batch. Each copy has the index -1 minus the last image's index.
         """
         data = self._records
         if self._shuffle_buffer is not None:
@@ -83,7 +83,7 @@ class Epochs:
         return data
 
     def with_epoch_end(self, data, broken, num_batches):
-        """Returns the batches in (index, missing, batch); reports broken images and counts finished epochs."""
+        """Returns the batches of `data`, whose elements are (index, broken images, batch). Counts finished epochs."""
         upcoming = self._next
 
         def end(number):
@@ -103,7 +103,7 @@ class Epochs:
             # Python is called only if this iteration has met broken images.
             calls = [tf.cond(met, note, lambda: False)]
             if not self._repeat:
-                # The second part of an iteration is in the epoch after the epoch in which the iteration began.
+                # Count the epoch in which the iteration began: its last images may be from the next epoch.
                 index = tf.maximum(index, -1 - index)
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 ended = functools.partial(tf.numpy_function, end, [epoch], "bool")

@@ -30,13 +30,13 @@ def from_directory(
 ) -> "tf.data.Dataset | tuple[tf.data.Dataset, tf.data.Dataset]":
     """Makes a dataset of (images, labels) from a folder with one subfolder of images per class.
 
-    All files are read, with any name, except hidden files, `Thumbs.db` and `desktop.ini`.
+    All files are read as images, whatever their names, except hidden files, `Thumbs.db` and `desktop.ini`.
 
     Args:
         path: The folder. With `labels="none"` it needs no class folders: all images in it are read in the order of
             their names, for prediction.
         class_names: The classes in label order; None: all subfolders, sorted by name. Pass the names of the training
-            data for validation. A class without a folder keeps its label, if all folders belong to classes.
+            data for validation. A name without a folder keeps its label, if all folders are in `class_names`.
         validation_split: Float in (0, 1), the share of each class held out for validation, at least one image; None
             uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
@@ -69,7 +69,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
     path = Path(path)
     if not path.is_dir():
-        expected = "`path` to be a folder with one for each class"
+        expected = "`path` to be a folder with one subfolder for each class"
         raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     arguments.choice("subset", subset, ("training", "validation", "both"))
     if validation_split is None and subset != "training":
@@ -82,7 +82,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
         groups = {name: image_files_in(path / name) for name in names}
         empty = [name for name, files in groups.items() if not files and (path / name).is_dir()]
         if empty and not may_lack:
-            raise ValueError(f"Expected images of each class. None found in {str(path / empty[0])!r}")
+            raise ValueError(f"Expected images of each class. Received: none in {str(path / empty[0])!r}")
     elif class_names is not None:
         raise ValueError(f"Expected no `class_names` with labels='none'. Received: {list(class_names)[:10]}")
     else:
@@ -90,7 +90,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
         options = {"training": False, **options}
     files = [(file, label) for label, members in enumerate(groups.values()) for file in members]
     if not files:
-        raise ValueError(f"Expected images in {str(path)!r}. None found{f' of {names[:10]}' if names else ''}")
+        raise ValueError(f"Expected images in {str(path)!r}. Received: none{f' of {names[:10]}' if names else ''}")
     held = held_out([label for _, label in files], list(groups), validation_split, seed)
 
     def part(for_validation):
@@ -109,7 +109,6 @@ def folders_in(path):
 
 
 def _class_folders(path, class_names, may_lack):
-    """Returns the class names of a folder."""
     found = folders_in(path)
     names = found if class_names is None else [str(name) for name in class_names]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -120,15 +119,15 @@ def _class_folders(path, class_names, may_lack):
     parts = [[name for name in found if name.lower() in of] for of in (TRAIN_FOLDERS, TEST_FOLDERS)]
     if class_names is None and all(parts):
         raise ValueError(
-            f"Expected a folder of images for each class in {str(path)!r}. Received one that is split already, into "
-            f"{parts[0] + parts[1]}: take {str(path / parts[0][0])!r}, or keras_vit.data.splits, which takes both. "
-            "If they are classes, pass `class_names`"
+            f"Expected a folder of images for each class in {str(path)!r}. Received: a dataset that is "
+            f"already split into {parts[0] + parts[1]}. Pass {str(path / parts[0][0])!r}, or use keras_vit.data.splits "
+            "for both folders. If these folders are classes, pass `class_names`"
         )
     if len(names) < 2:
         within = [str(path / name) for name in names if len(folders_in(path / name)) > 1]
-        advice = f"{within[0]!r} has such folders" if within else "labels='none' takes images without classes"
+        advice = f"Pass {within[0]!r}, which has such folders" if within else "Without classes, pass labels='none'"
         raise ValueError(
-            f"Expected folders of two classes or more in {str(path)!r}, as {str(path / 'cat')!r} and "
+            f"Expected the folders of at least two classes in {str(path)!r}, such as {str(path / 'cat')!r} and "
             f"{str(path / 'dog')!r}. Received: {len(image_files_in(path))} files, and the folders {names}. {advice}"
         )
     return names
@@ -147,7 +146,7 @@ def held_out(labels, names, share, seed):
     for name, places in zip(names, by_class, strict=True) if share else ():
         count = max(1, round(len(places) * share))
         if count >= len(places):
-            raise ValueError(f"Expected enough images of each class to split. {str(name)!r} has {len(places)}")
+            raise ValueError(f"Expected enough images of each class to split. Received: {len(places)} of {str(name)!r}")
         held[rng.permutation(places)[:count]] = True
     return held
 
@@ -199,10 +198,10 @@ def resize_folder(
 
     files = image_files_in(path)
     if clash := {_jpeg(file) for file in files if _jpeg(file) != file} & set(files):
-        raise ValueError(f"Expected no files whose names are others' with .jpg. Received: {sorted(clash)[:10]}")
+        raise ValueError(f"Expected no files with the names of copies (name + .jpg). Received: {sorted(clash)[:10]}")
 
     def write(file):
-        """Returns why a file was left out, or None."""
+        """Writes the copy of a file. Returns the error if the file cannot be decoded, or None."""
         copy, jpeg = (out / Path(name).relative_to(path) for name in (file, _jpeg(file)))
         if copy.exists() or jpeg.exists():
             return None
@@ -221,12 +220,12 @@ def resize_folder(
                 Image.fromarray(image).resize(size, Image.Resampling.BICUBIC).save(draft, "JPEG", quality=quality)
         return None
 
-    # Pillow decodes, resizes and encodes without Python's lock.
+    # Use threads, because Pillow releases Python's global lock while it decodes, resizes and encodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = {file: error for file, error in zip(files, pool.map(write, files), strict=True) if error}
     if errors:
         listed = "".join(f"\n  {error}" for error in list(errors.values())[:20])
-        logger.warning("%d of %d files were left out, since they do not decode:%s", len(errors), len(files), listed)
+        logger.warning("%d of %d files were left out, since they cannot be decoded:%s", len(errors), len(files), listed)
     return errors
 
 

@@ -26,7 +26,7 @@ def from_dataframe(
     Args:
         frame: Path of a CSV file with a header, a DataFrame (pandas or any other library with `columns`), or a dict of
             columns.
-        directory: The folder that relative paths start from; None: the CSV file's folder, or the current folder.
+        directory: The folder to which relative paths are relative; None: the CSV file's folder, or the current folder.
         path_column: The column of image paths.
         label_column: The column of labels: names, such as "cat" or "001", or integers counted from 0. A list of 0/1
             columns, one per class, gives multi-hot labels. With `labels="float"`: the column or columns of regression
@@ -60,20 +60,20 @@ def from_dataframe(
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]
     if missing := [name for name in wanted if name not in columns]:
         raise ValueError(
-            f"Expected the columns {wanted}. There is no {missing} among {list(columns)}: name others with "
+            f"Expected the columns {wanted}. Received: {list(columns)}, without {missing}. Set the column names with "
             "`path_column` and `label_column` (--path-column and --label-column)"
         )
     if weight_column is not None and label_column is None:
-        raise ValueError(f"Expected labels to weigh with weight_column={weight_column!r}. Received: label_column=None")
+        raise ValueError(f"Expected a `label_column` with weight_column={weight_column!r}. Received: label_column=None")
     base = base if directory is None else directory
     cells = columns[path_column]
     if not cells:
-        raise ValueError("Expected a row or more. Received: a table without rows")
+        raise ValueError("Expected at least one row. Received: a table without rows")
     fail("Expected a path", lines, [(i, repr(cell)) for i, cell in enumerate(cells) if empty(cell)])
     paths = [str(Path(base, str(cell))) for cell in cells]
     paths = [path if path.endswith(extension) else path + extension for path in paths]
     missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
-    expected = f"Expected image files, at paths that start from {str(base)!r}, the `directory` (--images)"
+    expected = f"Expected image files, at paths relative to {str(base)!r}, the `directory` (--images)"
     fail(expected, lines, missing, FileNotFoundError)
     # A fold has all classes of its table, even if it has no images of a rare class.
     known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
@@ -90,7 +90,7 @@ def from_dataframe(
     else:
         labels, kind, names, count = classes(columns[label_column], lines, class_names, num_classes, known)
     if kind in ("int", "multi_hot") and count < 2:
-        raise ValueError(f"Expected two classes or more in column {label_column!r}. Received: {list(names) or count}")
+        raise ValueError(f"Expected at least two classes in column {label_column!r}. Received: {list(names) or count}")
     if kind is None or options.get("labels") == "none":
         options = {"training": False, **options}
     sample_weights = None if weight_column is None else weights(columns[weight_column], lines)

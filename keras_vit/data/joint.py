@@ -1,4 +1,4 @@
-"""Joins labelled images and images without labels for semi-supervised training. Other parts raise a ValueError."""
+"""Joins labelled images and images without labels for semi-supervised training."""
 
 import dataclasses
 from typing import Any
@@ -10,10 +10,10 @@ from keras_vit.data.source import Source, tf
 
 
 def relabelled(source: Source, labels: Any) -> Source:
-    """Returns a source of the images chosen by pseudo labels, with these labels. Duplicates are next to each other.
+    """Returns a source of the images that have pseudo labels, with these labels. Copies of an image are adjacent.
 
     Args:
-        source: The `Source` of the images, `data.source` of the dataset that was labelled, with as many images.
+        source: The `Source` of the images: `data.source` of the dataset from which the pseudo labels were made.
         labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
 
     Raises:
@@ -69,7 +69,7 @@ def with_pseudo_labels(
     dataset, so let the labelled dataset repeat.
 
     Args:
-        labelled: Batches of (images, labels), with labels as integers or with a number per class.
+        labelled: Batches of (images, labels). The labels are integers, or one number per class.
         pseudo_labelled: Batches of images of the same size and a teacher's labels.
         num_classes: Integer of at least 2.
         ratio: Float above 0, the weight of the pseudo-labelled images' mean loss.
@@ -132,7 +132,7 @@ def with_unlabelled(
             the same order, for example with `labels="none"`, and `augment` for one of them.
 
     Raises:
-        ValueError: If the batches do not have these parts.
+        ValueError: If the batches of a dataset do not have the structure above.
 
     Example:
     >>> import tensorflow as tf
@@ -154,7 +154,7 @@ def with_unlabelled(
 def _check_parts(name, data, parts):
     spec = data.element_spec
     if (len(spec) if isinstance(spec, tuple) else 1) != parts:
-        expected = f"batches of {'(images, labels)' if parts == 2 else 'images alone'}"
+        expected = f"batches of {'(images, labels)' if parts == 2 else 'images only'}"
         raise arguments.invalid(name, expected, spec)
 
 

@@ -7,7 +7,7 @@ from keras_vit.data.source import tf
 
 # Layers that join several images of a batch, and their labels.
 MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
-# Prefixes of operations that draw from a state. No other operation of TensorFlow has such a prefix.
+# Prefixes of TensorFlow's random operations that no seed tensor determines. No other operation has such a prefix.
 _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
 
 
@@ -30,7 +30,8 @@ def seeded(layer, inputs):
     """
     name = f"{type(layer).__module__.partition('.')[0]}'s {type(layer).__name__}"
     if type(layer) is keras.layers.AugMix:
-        raise arguments.invalid("augment", "keras_cv.layers.AugMix, since Keras' draws its operations only once", name)
+        expected = "keras_cv.layers.AugMix, because keras.layers.AugMix draws its operations only once"
+        raise arguments.invalid("augment", expected, name)
     try:
         # Conditions on tensors in layers of keras-cv need AutoGraph.
         traced = tf.function(unchecked(layer, name), [inputs, tf.TensorSpec((2,), "int64")])
@@ -44,12 +45,12 @@ def seeded(layer, inputs):
     graph = concrete.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     if unseeded := sorted({node.op for node in nodes if node.op.startswith(_UNSEEDED)}):
-        expected = "layers that draw random numbers from keras.random or from a tf.random.Generator of their own"
+        expected = "layers that draw random numbers from keras.random or from a tf.random.Generator in the layer"
         raise arguments.invalid("augment", expected, f"{name}, with {', '.join(unseeded)}")
     if not isinstance(inputs, dict):
         pixels = tf.reshape(tf.linspace(0.0, 255.0, inputs.shape.num_elements()), inputs.shape)
         if (largest := float(tf.reduce_max(traced(pixels, tf.zeros(2, "int64"))))) <= 2:
-            received = f"{name}, whose pixels end at {largest:.2g}"
+            received = f"{name}, whose largest output is {largest:.2g}"
             raise arguments.invalid("augment", "layers for pixels of 0..255", received)
 
     def call_seeded(inputs, seed):
@@ -101,7 +102,7 @@ class _Draws:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """Takes seeds from `draws`. The variable of Keras' class would depend on threads and restarts."""
+    """Takes seeds from `draws`. The state of keras.random.SeedGenerator would depend on threads and restarts."""
 
     def __init__(self, draws):
         # `super().__init__` would create the variable.
@@ -135,7 +136,7 @@ def _copied(value):
 def _replaced(layer, draws, name):
     """Returns a float32 copy of a layer. The copy and the layers inside take their random numbers from `draws`."""
     if type(layer).__module__.startswith("keras_cv") and type(layer).__name__ in ("MixUp", "CutMix"):
-        # These layers of keras-cv draw from the state of the program. Keras' layers mix in the same way.
+        # MixUp and CutMix of keras-cv use TensorFlow's global seed. Keras' layers with these names mix in the same way.
         options = {"dtype": "float32", "data_format": "channels_last"}
         strength = {"alpha": layer.alpha} if type(layer).__name__ == "MixUp" else {"factor": (layer.alpha,) * 2}
         layer = getattr(keras.layers, type(layer).__name__)(**strength, **options)

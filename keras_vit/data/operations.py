@@ -34,7 +34,7 @@ def autocontrast(image, dtype):
 
 def equalize(image):
     """Equalizes the histogram of each channel."""
-    # Count all channels at once: their values start at 0, 256 and 512.
+    # Count the values of all channels at once: the values of the channels start at 0, 256 and 512.
     values = tf.cast(image, "int32") + tf.constant([0, 256, 512])
     counts = tf.reshape(tf.math.bincount(tf.reshape(values, [-1]), minlength=768, maxlength=768), (3, 256))
     most = tf.gather(counts, tf.cast(tf.reduce_max(image, (0, 1)), "int32"), batch_dims=1)
@@ -45,7 +45,7 @@ def equalize(image):
 
 
 def posterize(image, shift):
-    """Clears the low `shift` bits."""
+    """Sets the lowest `shift` bits of each value to 0."""
     return tf.bitwise.bitwise_and(image, tf.cast(256 - tf.bitwise.left_shift(1, shift), "uint8"))
 
 
@@ -84,13 +84,13 @@ def cutout(image, pad, at):
 
 
 def official_contrast(image, factor):
-    """Blends from gray to the image; the gray is the number of pixels / 256, as in the official code."""
+    """Blends from gray to the image. As in big_vision, the gray value is the number of pixels / 256."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 
 
 def official_warp(image, matrix):
-    """Takes pixel (x, y) from the pixel nearest to (ax + by + c, dx + ey + f), with gray outside."""
+    """Sets pixel (x, y) to the pixel nearest to (ax + by + c, dx + ey + f), or to gray if that is outside the image."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),
@@ -121,18 +121,18 @@ def timm_contrast(image, factor):
 
 
 def cubic(a, b, c, d, t):
-    """Returns Pillow's cubic interpolation from b (t = 0) to c (t = 1)."""
+    """Interpolates as Pillow does between b (t = 0) and c (t = 1), of the four neighbors a, b, c and d."""
     return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a + d - c)))
 
 
 def filled(inside, warped):
-    """Returns the warped image as bytes, with ImageNet's mean outside."""
+    """Returns the warped image as uint8, with ImageNet's mean color where `inside` is False."""
     warped = tf.cast(tf.clip_by_value(warped, 0.0, 255.0), "uint8")
     return tf.where(inside[..., None], warped, tf.constant([124, 116, 104], "uint8"))
 
 
 def source(place, length):
-    """Returns (is inside, the second of the four nearest pixels, distance from that pixel) of each position."""
+    """Returns (is inside, index of the second of the four nearest pixels, distance from it) for each position."""
     start = tf.floor(place - 0.5)
     return (
         (place >= 0) & (place < tf.cast(length, "float64")),
@@ -147,7 +147,7 @@ def centers(length):
 
 
 def timm_warp(image, x_row, y_row):
-    """Takes pixel center (x, y) bicubically from (ax + by + c, dx + ey + f), with ImageNet's mean outside."""
+    """Reads pixel center (x, y) at (ax + by + c, dx + ey + f) with bicubic interpolation; see `filled` for outside."""
     height, width = size(image)
     x, y = centers(width)[None], centers(height)[:, None]
     inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
@@ -165,7 +165,7 @@ def timm_warp(image, x_row, y_row):
 
 
 def timm_shift(image, shear, offset):
-    """Does `timm_warp` from (x + shear * y + offset, y) in a third of the time, as each line shifts as a whole."""
+    """Equals `timm_warp` at (x + shear * y + offset, y) in a third of the time, because each line shifts as a whole."""
     height, width = size(image)
     first = 0.5 + shear * centers(height) + offset
     inside, _, _ = source(first[:, None] - 0.5 + centers(width), width)
@@ -179,7 +179,7 @@ def timm_shift(image, shear, offset):
 
 
 def upright(image, shear, offset):
-    """`timm_shift` along y instead of x."""
+    """Applies `timm_shift` along y instead of x."""
     return tf.transpose(timm_shift(tf.transpose(image, (1, 0, 2)), shear, offset), (1, 0, 2))
 
 
@@ -197,7 +197,7 @@ def to_int(x):
     return tf.cast(x, "int32")
 
 
-# Bytes wrap around in the official code: a threshold of 256 becomes 0, and shifts outside 0..7 become 7.
+# Bytes wrap around in big_vision: a threshold of 256 becomes 0, and shifts outside 0..7 become 7.
 OFFICIAL = {
     "AutoContrast": lambda x, m, s, at: autocontrast(x, "float32"),
     "Equalize": lambda x, m, s, at: equalize(x),

@@ -20,7 +20,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for unknown arguments; for arguments of version 0.2 it contains the replacement."""
+    """Raises a TypeError for unknown arguments; for arguments of version 0.2 the message contains the replacement."""
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")
@@ -40,13 +40,13 @@ def input_options(preprocessing, **given):
         carrier = find_normalization(preprocessing) if hasattr(preprocessing, "layers") else None
         if carrier is None:
             raise ValueError(
-                "Expected `preprocessing` to be a keras_vit.Preprocessing, or a model that carries one, as all of "
-                f"keras_vit's do. Received: {getattr(preprocessing, 'name', preprocessing)!r}, of "
-                f"{type(preprocessing).__name__}, which carries none"
+                "Expected `preprocessing` to be a keras_vit.Preprocessing, or a model that contains one, as models of "
+                f"keras_vit do. Received: {getattr(preprocessing, 'name', preprocessing)!r} of type "
+                f"{type(preprocessing).__name__}"
             )
         scaling_layers = (keras.layers.Rescaling, keras.layers.Normalization)
         if given["normalize"] is None and any(isinstance(layer, scaling_layers) for layer in preprocessing.layers):
-            expected = "Expected `normalize` with a model that scales its images in another layer"
+            expected = "Expected True or False for `normalize`, since a Keras layer of the model scales images"
             raise ValueError(f"{expected}. Received: preprocessing={preprocessing.name!r}, normalize=None")
         found |= {"preprocessing": carrier.preprocessing, "normalize": not carrier.apply}
         # A Sequential has no input shape before its first call.
@@ -111,12 +111,12 @@ def pipeline(
 ) -> "tf.data.Dataset":
     """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
 
-    The order is: cache, shuffle, share, read, decode and crop, augment, normalize, erase, batch, mix, prefetch. The
-    result is a tf.data.Dataset of (images, labels), (images, labels, weights) or only images: images float32 (batch,
-    height, width, channels); labels int32 (batch,) or float32 (batch, num_classes); weights float32 (batch,). Its
-    attributes are `source`, `class_names`, `num_classes`, `num_images` per epoch (including broken ones), `num_shards`,
-    `broken` (a `BrokenImages`) and, without `repeat`, `set_epoch`. The same arguments give the same batches on each
-    backend, with any number of threads.
+    The order of the steps is: cache, shuffle, select the rows of this process, read, decode and crop, augment,
+    normalize, erase, batch, mix, prefetch. The result is a tf.data.Dataset of (images, labels), (images, labels,
+    weights) or only images: images float32 (batch, height, width, channels); labels int32 (batch,) or float32 (batch,
+    num_classes); weights float32 (batch,). Its attributes are `source`, `class_names`, `num_classes`, `num_images` per
+    epoch (including broken ones), `num_shards`, `broken` (a `BrokenImages`) and, without `repeat`, `set_epoch`. The
+    same arguments give the same batches on each backend, with any number of threads.
 
     Each iteration is one epoch. The next epoch begins only after an iteration has returned its last batch, so
     `next(iter(data))` or `data.take(5)` gets the same batches again; `num_batches=5` gives new ones in each epoch.
@@ -140,7 +140,7 @@ def pipeline(
 
     Args:
         source: A `Source`.
-        preprocessing: A `keras_vit.Preprocessing`, or a model that carries one. A model also sets `image_size`,
+        preprocessing: A `keras_vit.Preprocessing`, or a model that contains one. A model also sets `image_size`,
             `channels` and, if it scales raw images itself, `normalize=False`, unless these arguments are given. None:
             `keras_vit.Preprocessing()`, which scales images to [-1, 1].
         image_size: Integer, or (height, width), in pixels; 224 by default.
@@ -151,7 +151,7 @@ def pipeline(
             Layers that mix images, such as MixUp and CutMix, get batches with one-hot labels. The seed of the pipeline
             replaces the seeds of layers. None: only crops and flips.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size` and `max_pixels`.
-        flip: Bool, mirror half of the images; None: as `training`.
+        flip: Bool, mirror half of the images; None: the value of `training`.
         labels: "int", "one_hot" or "none" (only images, for prediction); None: "one_hot" if `augment` mixes or smooths,
             else "int".
         normalize: Bool, True by default, scale images as in `preprocessing`; False gives 0..255, except in erased
@@ -160,17 +160,18 @@ def pipeline(
         shuffle: Bool, or the number of images in the shuffle buffer; files are fully shuffled. True: 10,000. None: as
             `training`.
         seed: Integer.
-        repeat: Bool. True never ends, and fills batches across the end of an epoch: pass `steps_per_epoch` to `fit`.
+        repeat: Bool. If True, the data never ends, and a batch may have images of two epochs: pass `steps_per_epoch` to
+            `fit`.
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
             process needs a separate path. To decode less in each epoch, see `resize_folder`.
-        drop_remainder: Bool, drop an epoch's last batch if it is not full; None: no.
+        drop_remainder: Bool, drop an epoch's last batch if it is not full; None: False.
         pad_remainder: Bool, fill an epoch's last batch with rows of weight 0; the result is (images, labels, weights).
         num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this one.
             With several processes, set `repeat`, `drop_remainder` or `pad_remainder`, since the last batch may be too
             small.
         skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. If `repeat` is False,
             an iteration still has as many batches as an epoch, and continues in the next epoch.
-        num_batches: Integer, batches per iteration; None: as many as an epoch, or endless with `repeat`.
+        num_batches: Integer, batches per iteration; None: one epoch, or no limit with `repeat`.
         num_parallel_calls: Integer, threads; None: tf.data chooses.
 
     Raises:
@@ -220,14 +221,14 @@ def pipeline(
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
 
     def build():
-        # All processes have the same seed, since they share the order of the images and the random numbers.
+        # All processes use the same seed, so that they have the same order of images and the same random numbers.
         root = tf.constant([seed, 0], "int64")
         records, files, num_images = source.records, source.files, source.num_images
         if cache:
             records = records.map(lambda record: read(record, files), parallel) if files else records
             records = records.cache("" if cache is True else str(cache))
             files = False
-        # Paths, and bytes cached in memory, can be shuffled all at once.
+        # The shuffle buffer can hold all records if they are paths, or bytes that are cached in memory anyway.
         buffer = num_images if files or cache is True else min(num_images, shuffle_buffer)
         order = {"shuffle_buffer": buffer if shuffle else None, "repeats": policy.repeats, "batch_size": batch_size}
         order |= {"skip_batches": skip_batches, "repeat": repeat, "drop_remainder": drop_remainder}
@@ -279,7 +280,7 @@ def _options():
     options.deterministic = True
     # After one minute, tf.data's tuner wakes up only once a minute, and an iteration cannot end before that.
     options.autotune.enabled = False
-    # A prefetch after the batch counter would make it count ahead.
+    # A prefetch after the batch counter would count batches before they are used.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

@@ -18,7 +18,7 @@ class _TensorFlow:
             import tensorflow
         except ModuleNotFoundError as error:
             raise ImportError(
-                "`keras_vit.data` needs TensorFlow, for tf.data, on every backend: pip install tensorflow"
+                "`keras_vit.data` uses tf.data, and so needs TensorFlow on every backend: pip install tensorflow"
             ) from error
         return getattr(tensorflow, name)
 

@@ -70,7 +70,7 @@ def splits(
     label_column: str = "label",
     extension: str = "",
 ) -> "Callable[..., tf.data.Dataset]":
-    """Returns a function that takes "train" or "test" and pipeline options, and makes that split's dataset.
+    """Returns a function of "train" or "test", and options of `pipeline`, that makes the dataset of this split.
 
     Args:
         data: Path of a folder with one subfolder of images per class; of a folder with such folders
@@ -78,13 +78,13 @@ def splits(
         data_dir, train_split, test_split: The folder of TFDS datasets, as for `load`, and the splits.
         holdout: Float in (0, 1), the share of each class to test on, for a CSV file or a folder without test images;
             the option `seed` selects the images.
-        images: The folder that relative paths in the CSV file start from; None: the CSV file's folder.
+        images: The folder to which paths in the CSV file are relative; None: the CSV file's folder.
         path_column, label_column, extension: As in `keras_vit.data.from_dataframe`, for a CSV file.
 
     Raises:
         FileNotFoundError: If there is no such folder, file or dataset.
-        ValueError: If a test class is missing in `train`, there is `train` but no test folder, or an argument for CSV
-            files is given for other data.
+        ValueError: If a test class is missing in `train`, there is a folder `train` but no test folder, or an argument
+            for CSV files is given for other data.
 
     Example:
     >>> import keras_vit.data
@@ -130,9 +130,9 @@ def _splits_from_folder(path, holdout):
         return _two_folders(trains[0], tests[0])
     if trains:
         raise ValueError(
-            f"Expected a folder {' or '.join(TEST_FOLDERS)} beside {str(trains[0])!r}. "
-            f"Received: {sorted(entry.name for entry in path.iterdir())[:10]}. Without one, pass {str(trains[0])!r} "
-            "itself: `holdout` of its images are then tested on"
+            f"Expected a folder {' or '.join(TEST_FOLDERS)} next to {str(trains[0])!r}. "
+            f"Received: {sorted(entry.name for entry in path.iterdir())[:10]}. If there is none, pass "
+            f"{str(trains[0])!r} itself: `holdout` is then the share of its images for testing"
         )
     subsets = {"train": "training", "test": "validation"}
     return lambda part, **options: from_directory(path, validation_split=holdout, subset=subsets[part], **options)
@@ -160,10 +160,10 @@ def _splits_from_table(path, directory, holdout, columns):
     (table, lines, _), column = read_columns(path), columns["label_column"]
     if column not in table:
         expected = f"Expected the column {column!r} of labels in {str(path)!r}"
-        raise ValueError(f"{expected}. Received: {list(table)}: name another with `label_column` (--label-column)")
+        raise ValueError(f"{expected}. Received: {list(table)}. Set its name with `label_column` (--label-column)")
     names, labels = np.unique(table[column], return_inverse=True)
     if alone := names[np.bincount(labels) == 1].tolist():
-        raise ValueError(f"Expected at least two images per class to split. Received: a single one for {alone[:10]}")
+        raise ValueError(f"Expected at least two images per class to split. Received: only one image of {alone[:10]}")
 
     def make(part, seed=0, **options):
         chosen = np.flatnonzero(held_out(labels, names, holdout, seed) == (part == "test"))

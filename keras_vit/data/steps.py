@@ -7,17 +7,17 @@ from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
-# Ranges of a rectangle's share of the area and of height / width, and how often timm tries to draw one that fits.
+# Ranges of an erased rectangle's area / image area and height / width, and timm's number of attempts to make it fit.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
 class RandomErasing:
-    """Fills a random rectangle of a share of images with normal noise, as timm does for DeiT (mode="pixel").
+    """Fills a random rectangle with normal noise, with a probability, as timm does for DeiT (mode="pixel").
 
     Reference: arXiv 1708.04896; `random_erasing.py` of timm.
     """
 
-    # Keras' layer of this name draws noise for the whole image, which takes half of the pipeline's time.
+    # keras.layers.RandomErasing draws noise for the whole image, which takes half of the pipeline's time.
     def __init__(self, probability, mean=0.0, std=1.0):
         self.probability, self.mean, self.std = probability, mean, std
 
@@ -35,7 +35,7 @@ class RandomErasing:
         sides = [tf.cast(tf.round(tf.sqrt(area)), "int32") for area in (areas * aspects, areas / aspects)]
         fits = (sides[0] < height) & (sides[1] < width)
         first = tf.argmax(fits)
-        # If none fits, nothing is erased.
+        # If no rectangle fits, nothing is erased.
         h, w = (tf.where(fits[first], lengths[first], 0) for lengths in sides)
         top, left = (
             tf.cast(place[first] * tf.cast(room + 1, "float32"), "int32")
@@ -65,7 +65,7 @@ class Mix:
     [1.0, 1.0]
 
     Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
-    image, the official code one per batch. CutMix' labels follow the box before its corners are rounded to pixels.
+    image, the papers' code one per batch. CutMix labels use the box's area before its corners are rounded to pixels.
     """
 
     def __init__(self, policy: Policy):
@@ -102,7 +102,7 @@ def mixer(layer, image, num_classes):
 
 
 class Steps:
-    """The steps from a record to an image, and from decoded images to a batch; `root` is the seed, a tensor (2,).
+    """The steps from a record to an image, and from images to a batch. `root`, an integer tensor (2,), is the seed.
 
     With `row_weight`, the weight of an image is its sample weight times `row_weight`, and 0 if its index is negative.
     """

@@ -16,7 +16,7 @@ class Task:
     num_classes: int
     label: str | Callable = "label"
     validation: str | int = "validation"  # a TFDS split, or the percentage of "train" at which the 200 images start
-    test: str | tuple[int, int] = "test"  # a TFDS split, or the percentages of "train" before it
+    test: str | tuple[int, int] = "test"  # a TFDS split, or percentages of "train" to skip
     gain: int = 1  # scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
@@ -49,7 +49,7 @@ def _kitti_distance(record):
 
 
 def _dsprites(feature, num_values):
-    """Bins the values of a feature into 16 classes."""
+    """Returns a function of a record that bins the values of a feature into 16 classes."""
     return lambda record: record[feature] * 16 // num_values
 
 
@@ -150,7 +150,6 @@ def load(
 
 
 def _builder(tfds, dataset, data_dir):
-    """Returns the builder of a prepared dataset."""
     cause = None
     try:
         builder = tfds.builder(dataset, data_dir=data_dir)
@@ -160,9 +159,9 @@ def _builder(tfds, dataset, data_dir):
         cause = error
     folder = str(data_dir or tfds.core.constants.DATA_DIR)
     raise FileNotFoundError(
-        f"Expected the dataset {dataset!r} to be prepared in {folder!r}. Nothing is downloaded here. On a machine with "
+        f"Expected the dataset {dataset!r} to be prepared in {folder!r}. `load` downloads nothing. On a machine with "
         f"a network, run tfds.builder({dataset!r}, data_dir={folder!r}).download_and_prepare(), and copy the folder."
-        + (f" TFDS says: {str(cause).splitlines()[0]}" if cause and str(cause) else "")
+        + (f" The error of TFDS: {str(cause).splitlines()[0]}" if cause and str(cause) else "")
     ) from cause
 
 

@@ -136,7 +136,7 @@ def test_fit_replaces_and_reports_broken_images(ten_broken, caplog, options):
     summaries = [record.getMessage() for record in caplog.records if record.name == "keras_vit.data"]
     assert len(summaries) == 2
     for summary in summaries:
-        assert summary.startswith("10 of 200 images were skipped in this epoch, since they do not decode:")
+        assert summary.startswith("10 of 200 images were skipped in this epoch. They cannot be decoded:")
         assert all(name in summary for name in broken)
     assert repr(data.broken) == f"<BrokenImages: {summaries[-1]}>"
     assert len(data) == 13
@@ -174,14 +174,14 @@ def test_concurrent_iterators_report_only_broken_images(ten_broken, caplog):
 def test_folder_without_labels(folder, tmp_path):
     for i in (2, 0, 1):
         (tmp_path / f"{i}.jpg").write_bytes(jpeg(90 * i))
-    refuses(r"two classes or more .* labels='none' takes images without classes", from_directory, tmp_path)
+    refuses(r"at least two classes .* Without classes, pass labels='none'", from_directory, tmp_path)
     data = from_directory(tmp_path, labels="none", image_size=8, batch_size=2, normalize=False)
     assert [path[-5:] for path in data.file_paths] == ["0.jpg", "1.jpg", "2.jpg"] and data.class_names == []
     found = np.concatenate([part for batch in batches(data) for part in batch]).mean((1, 2, 3))
     np.testing.assert_allclose(found, [picture(90 * i).mean() for i in range(3)], atol=2.5)
     data = from_directory(folder, labels="none", image_size=8)
     assert data.file_paths == sorted(map(str, folder.rglob("*.jpg"))) and data.file_labels is None
-    with pytest.raises(ValueError, match="Expected images in .* None found"):
+    with pytest.raises(ValueError, match="Expected images in .* Received: none"):
         (tmp_path / "nothing").mkdir()
         from_directory(tmp_path / "nothing", labels="none")
 
@@ -204,7 +204,7 @@ def test_file_names_that_are_not_utf8(tmp_path):
 def test_train_and_test_folders_are_not_classes(tmp_path, names):
     for name in names:
         write_classes(tmp_path / name, 2, num_classes=2)
-    with pytest.raises(ValueError, match=f"split already, into .*: take '.*{names[0]}', or keras_vit.data.splits"):
+    with pytest.raises(ValueError, match=f"already split into .*. Pass '.*{names[0]}', or use keras_vit.data.splits"):
         from_directory(tmp_path, image_size=8)
     assert from_directory(tmp_path, image_size=8, class_names=names[:2]).class_names == [*names[:2]]
     # With a folder "car" beside it, "train" is a class.
@@ -214,11 +214,11 @@ def test_train_and_test_folders_are_not_classes(tmp_path, names):
 
 def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):
     not_found("`path` to be a folder .*nowhere'", from_directory, tmp_path / "nowhere")
-    refuses(r"two classes or more in .*, as .*cat'.* Received: 0 files, and the folders \[\]", from_directory, tmp_path)
+    refuses(r"two classes in .*, such as .*cat'.* Received: 0 files, and the folders \[\]", from_directory, tmp_path)
     shutil.copytree(folder / "class0", tmp_path / "class0")
-    refuses(r"two classes or more in .* the folders \['class0'\]. labels='none' takes", from_directory, tmp_path)
+    refuses(r"at least two classes in .* the folders \['class0'\]. Without classes, pass", from_directory, tmp_path)
     shutil.copytree(folder, tmp_path / "outer" / "photos")
-    with pytest.raises(ValueError, match=f"the folders .*. {str(tmp_path / 'outer' / 'photos')!r} has such folders"):
+    with pytest.raises(ValueError, match=f"folders .*. Pass {str(tmp_path / 'outer' / 'photos')!r}, which has"):
         from_directory(tmp_path / "outer")
     shutil.rmtree(tmp_path / "outer")
     (tmp_path / "empty").mkdir()

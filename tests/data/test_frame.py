@@ -88,8 +88,8 @@ def test_unlabelled_images_keep_order_of_frame(folder):
         ("path,label\na.jpg,0\nb.jpg\nc.jpg,1,2\n", {}, "2 cells, as in the header.* line 3: 1 cells; line 4: 3 cells"),
         (b"path,label\n\xff\xfe\x00,0\n", {}, "a CSV file in UTF-8"),
         ("", {}, r"no \['path', 'label'\] among \[\]"),
-        ("path,label\n", {}, "a row or more"),
-        ("file,label\na.jpg,0\n", {}, r"There is no \['path'\] among \['file', 'label'\].*`path_column`"),
+        ("path,label\n", {}, "at least one row"),
+        ("file,label\na.jpg,0\n", {}, r"Received: \['file', 'label'\], without \['path'\].*`path_column`"),
         ({"path": ["", None], "label": [0, 1]}, {}, "Expected a path. Received: row 0: ''; row 1: None"),
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
         ("path,label,label\na,b,c\n", {}, r"columns of different names .* Received twice: \['label'\]"),
@@ -115,7 +115,7 @@ def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, 
         ([["cat"]] * 6, {"label_separator": " "}, "joined by `label_separator`.*row 0"),
         (NAMES, {"label_separator": ""}, "`label_separator` to be at least one character"),
         (NAMES, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
-        (["cat"] * 6, {}, r"two classes or more in column 'label'. Received: \['cat'\]"),
+        (["cat"] * 6, {}, r"at least two classes in column 'label'. Received: \['cat'\]"),
         (NAMES, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
         (NAMES, {"label_separator": " ", "augment": "deit"}, "multi-label data or"),
     ],
@@ -197,5 +197,5 @@ def test_error_names_missing_or_broken_files(folder, tmp_path):
         make({"path": [PATHS[0], "nowhere.jpg"], "label": [0, 1]}, folder)
     not_found("none.csv', which does not exist", from_dataframe, tmp_path / "none.csv")
     (tmp_path / "a.jpg").write_bytes(b"text")
-    with pytest.raises(ValueError, match="images that decode. Received: 2 that do not. .*a.jpg: .*no image"):
+    with pytest.raises(ValueError, match="images that can be decoded. Received: 2 broken images. .*a.jpg: .*no image"):
         make({"path": ["a.jpg", "a.jpg"], "label": [0, 1]}, tmp_path)

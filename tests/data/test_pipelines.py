@@ -243,7 +243,7 @@ def test_cache_on_disk_gives_same_batches(folder, tmp_path):
             "`mean` to hold one number, or one for each of the images' 3 channels",
         ),
         ({"augment": 3}, "`augment`. Expected a policy, its name, or layers of Keras or keras-cv. Received: 3"),
-        ({"augment": ["deit", ERASING]}, "`augment`. Expected at most one policy, and layers"),
+        ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers with at most one policy"),
         ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
         ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
         ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
@@ -255,7 +255,7 @@ def test_cache_on_disk_gives_same_batches(folder, tmp_path):
         ({"pad_remainder": True, "drop_remainder": True}, "`pad_remainder` without .*, drop_remainder=True"),
         ({"pad_remainder": True, "augment": "deit"}, "no `pad_remainder` with `augment` that mixes"),
         ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
-        ({"preprocessing": "deit"}, "a model that carries one, .* Received: 'deit', of str"),
+        ({"preprocessing": "deit"}, "a model that contains one, .* Received: 'deit' of type str"),
     ],
 )
 def test_pipeline_refuses_invalid_argument(folder, options, message):
@@ -362,4 +362,4 @@ def test_inputs_of_model_and_arguments_that_replace_them():
     assert options(plain) == found and options(raw) == {**found, "normalize": False}
     assert options(raw, image_size=8, normalize=True) == {**found, "image_size": 8}
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)], name="mine")
-    refuses("Received: 'mine', of Sequential, which carries none", options, other)
+    refuses("Received: 'mine' of type Sequential", options, other)

@@ -46,7 +46,7 @@ def test_splits_refuse_invalid_data(tmp_path):
     refuses("`holdout` in", data.splits, tmp_path, holdout=2)
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
-    refuses(r"Expected a folder test or val or .* beside .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
+    refuses(r"a folder test or val or .* next to .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
 
 
 def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
@@ -63,7 +63,7 @@ def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
     assert [[part.file_paths for part in parts] == files for parts in others] == [True, False]
     refuses("the column 'label' of labels in .*train.csv.*'animal'", data.splits, tmp_path / "train.csv")
     (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,lion"]))
-    with pytest.raises(ValueError, match="at least two images per class to split. Received: a single one for .'lion'"):
+    with pytest.raises(ValueError, match="at least two images per class to split. Received: only one image of .'lion'"):
         data.splits(tmp_path / "train.csv")
     refuses("`images` only with a CSV file", data.splits, tmp_path / "images", images=tmp_path)
     with pytest.raises(ValueError, match="`label_column` only with a CSV file. Received: label_column='animal' with"):
