@@ -1,4 +1,4 @@
-"""A file of weights, read through the names of a source."""
+"""Reads a file of weights by canonical keys, the keys in the name table of its source (code base)."""
 
 import contextlib
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.source import unwrapped
 
-# The largest number of stacked blocks. An array of size 0 could claim any number.
+# The largest number of stacked blocks. A damaged array of shape (n, 0) could have any number n of blocks.
 _MOST_BLOCKS = 1000
 
 
 class ArrayLocation(NamedTuple):
-    """The place of an array: a key of the file, and an index of the first axis if blocks are stacked."""
+    """The place of an array: a key of the file and, if the file stacks all blocks, an index of the first axis."""
 
     key: str
     index: int | None = None
@@ -21,7 +21,7 @@ class ArrayLocation(NamedTuple):
 
 
 class CanonicalFile:
-    """An open `WeightsFile` whose arrays have the canonical keys of a `Source`: no prefixes, aliases or stacking.
+    """An open `WeightsFile` whose arrays have the canonical keys in `Source.names`, without prefixes or stacking.
 
     Args:
         file: The `WeightsFile`.
@@ -32,7 +32,6 @@ class CanonicalFile:
     def __init__(self, file, source, prefix=""):
         self.file, self.path, self.facts, self.container = file, file.path, file.facts, file.container
         self.prefix = prefix
-        # The metadata that `save_weights` wrote.
         own = file.facts.get("keras_vit")
         self.own = own if isinstance(own, dict) else {}
         if not isinstance(self.own.get("config", {}), dict):
@@ -44,14 +43,14 @@ class CanonicalFile:
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         canonical = {name: inner[key] for name, key in canonical.items()}
-        # Keys without weights, and keys outside of the model.
+        # Keys that hold no weights, and keys of other modules, which do not have the prefix.
         self.ignored = [inner[key] for key in ignored]
         self.outside = sorted(entries.keys() - inner.values())
         source.refuse_keys(self.path, canonical, self.model_name)
         self.source = source.with_variant_names(canonical)
         self.places = self._unstacked(canonical)
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
-        # {path of a weight: shape in the model}, for the weights whose arrays are all in the file.
+        # {path of a model weight: its shape in the model}, if the file has all arrays of the weight.
         self.weights = self._weights()
 
     @property
@@ -66,7 +65,7 @@ class CanonicalFile:
 
     @property
     def model_name(self):
-        """The architecture or model type that a folder names, or None."""
+        """The architecture (timm) or model type (transformers) in config.json, or None."""
         return self.config.get("architecture") or self.config.get("model_type")
 
     @property
@@ -75,7 +74,7 @@ class CanonicalFile:
         return {weight.split("/")[0] for weight in self.weights}
 
     def size(self, weight, rank, axis):
-        """Returns a side of a weight, or None if it is missing or has another rank."""
+        """Returns the size of an axis of a weight, or None if the weight is missing or does not have this rank."""
         shape = self.weights.get(weight, ())
         return shape[axis] if len(shape) == rank else None
 
@@ -91,7 +90,7 @@ class CanonicalFile:
                 for i in range(count):
                     places[template.format(i) + name.removeprefix(prefix)] = ArrayLocation(key, i)
             elif name == "embeddings.register_tokens" and 0 in self.file.entries[key].shape:
-                # This is a DINOv3 without registers.
+                # The file is of a DINOv3 without registers.
                 self.ignored.append(key)
             else:
                 places[name] = ArrayLocation(key)
@@ -107,13 +106,13 @@ class CanonicalFile:
             weight = self.source.find_weight_path(key)
             name = weight and self.source.find(weight)
             if name and all(key in self.shapes for key in name.keys):
-                # Arrays of the wrong rank are left out, and reported when they are matched with a model.
+                # Leave arrays of the wrong rank out. `Plan` reports them when it matches the file with a model.
                 with contextlib.suppress(IndexError, ValueError):
                     found[weight] = name.codec.model_shape(tuple(self.shapes[key] for key in name.keys))
         return found
 
     def read(self, keys):
-        """Yields (canonical key, array) for the given canonical keys, grouped by array of the file."""
+        """Yields (canonical key, array) for the given canonical keys; reads each array of the file once."""
         by_place = {}
         for key in dict.fromkeys(keys):
             by_place.setdefault(self.places[key].key, []).append(key)
@@ -124,7 +123,7 @@ class CanonicalFile:
 
 
 def below(keys, prefix):
-    """Returns {key without the prefix: key in the file} for the keys with a prefix."""
+    """Returns {key without the prefix: key in the file} for the keys that begin with the prefix."""
     if not prefix:
         return {key: key for key in keys}
     names = {key: unwrapped(key) for key in keys}

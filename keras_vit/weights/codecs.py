@@ -1,4 +1,4 @@
-"""Layouts of a weight in a file. Shapes are tuples; `heads` is (num_heads, head_dim)."""
+"""Codecs: each converts a weight between its layout in a file and in the model. `heads` is (num_heads, head_dim)."""
 
 import math
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 class Identity:
-    """One array, identical in file and model; the base class of all layouts."""
+    """The file has one array, equal to the model's weight. This is the base class of all codecs."""
 
-    # The weight's position in the file's array. save_weights concatenates the parts in this order.
+    # The weight's position in an array that contains several weights. `save_weights` concatenates them in this order.
     part = 0
-    # True for a bias of queries, keys and values in which the keys have no bias.
+    # True for a fused bias of queries, keys and values in which the bias of the keys is always 0.
     without_keys = False
 
     def file_shapes(self, shape, heads):
@@ -35,7 +35,7 @@ class Identity:
 
 
 class Squeeze(Identity):
-    """One array whose leading axes of length 1 differ. Writing adds `before` such axes and drops `without`."""
+    """Adds `before` leading axes of length 1 in the file, and drops the first `without` axes of the model's weight."""
 
     def __init__(self, before=0, without=0):
         self.before, self.without = before, without
@@ -52,7 +52,7 @@ class Squeeze(Identity):
 
 
 class Heads(Identity):
-    """An axis of num_heads * head_dim in the model that the file splits into (num_heads, head_dim)."""
+    """The file splits an axis of the model's weight, num_heads * head_dim, into the axes (num_heads, head_dim)."""
 
     def __init__(self, axis):
         self.axis = axis
@@ -66,7 +66,7 @@ class Heads(Identity):
 
 
 class Flat(Identity):
-    """A bias with a heads axis in the model that is flat in the file."""
+    """The model's bias has an axis of heads. The file has the same numbers in one axis."""
 
     def to_file(self, value, heads):
         return (value.reshape(-1),)
@@ -93,7 +93,7 @@ class Transposed(Identity):
 
 
 class Permuted(Identity):
-    """One array. Its axes in the model are the file's axes in the order `axes`."""
+    """The axes of the model's weight are the axes of the file's array in the order `axes`."""
 
     def __init__(self, *axes):
         self.axes = axes
@@ -108,13 +108,13 @@ class Permuted(Identity):
         return (value.transpose(np.argsort(self.axes)),)
 
 
-# PyTorch's kernels: of a convolution, (outputs, inputs, height, width), and of a depthwise convolution, (channels, 1,
-# height, width).
+# PyTorch's kernels have the axes (outputs, inputs, height, width); in a depthwise convolution (channels, 1, height,
+# width).
 TORCH_CONV, TORCH_DEPTHWISE = Permuted(2, 3, 1, 0), Permuted(2, 3, 0, 1)
 
 
 class Pointwise(Identity):
-    """A dense kernel that the file keeps as a 1 x 1 convolution, (1, 1, inputs, outputs)."""
+    """The file stores a dense kernel as the kernel of a 1 x 1 convolution, (1, 1, inputs, outputs)."""
 
     def model_shape(self, shapes):
         return shapes[0][2:]
@@ -124,7 +124,7 @@ class Pointwise(Identity):
 
 
 class Fused(Identity):
-    """`count` arrays of layout `codec` in the file, such as query, key and value, joined on the model's last axis."""
+    """The model's weight joins `count` arrays of the file on its last axis, such as query, key and value."""
 
     def __init__(self, codec, count=3):
         self.codec, self.count = codec, count
@@ -142,7 +142,7 @@ class Fused(Identity):
 
 
 class QueryValue(Identity):
-    """The biases of queries and values, two arrays in the file. The bias of the keys is zero in the model."""
+    """The file has two arrays, the biases of queries and values. The bias of the keys is 0 in the model."""
 
     without_keys = True
 
@@ -158,7 +158,7 @@ class QueryValue(Identity):
 
 
 class Masked(Identity):
-    """A bias of queries, keys and values, and the mask that multiplies it in DINOv3: 0 for the keys, else 1."""
+    """The file has a fused bias, and a mask that DINOv3 multiplies it by: 0 for the keys, 1 for queries and values."""
 
     without_keys = True
 
@@ -173,7 +173,7 @@ class Masked(Identity):
 
 
 class Part(Identity):
-    """One of `count` weights of layout `codec`, which the file concatenates on the first axis of an array."""
+    """The file concatenates `count` weights on the first axis of one array. The model's weight is number `part`."""
 
     def __init__(self, codec, part, count):
         self.codec, self.part, self.count = codec, part, count

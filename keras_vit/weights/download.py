@@ -12,7 +12,7 @@ from keras_vit.weights.read.file import sha256 as update_digest
 
 
 class DownloadError(OSError):
-    """A download failed, and its path is unchanged."""
+    """A download failed. The file at the target path is unchanged."""
 
 
 def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
@@ -38,7 +38,7 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
 
 
 def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
-    """Raises ValueError if a file does not have every known SHA-256, or fails `check(path)` if none is known.
+    """Raises ValueError if a file's SHA-256 is not the known one, or, if none is known, `check(path)` fails.
 
     Args:
         path: Path of the file.
@@ -56,7 +56,7 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
 
 
 def _known(sha256, sha256_prefix, pin):
-    """Returns {origin: digits with which the SHA-256 must start}."""
+    """Returns {origin of a known hash: the first digits, or all digits, of the SHA-256 that the file must have}."""
     pinned = f"pinned in {str(pin)!r} (delete that file if the new hash is right)"
     known = {"published": sha256, "in the published name": sha256_prefix, pinned: digest_in(pin, Path(pin).stem)}
     return {origin: digits.lower() for origin, digits in known.items() if digits}
@@ -75,7 +75,7 @@ def _checked(path, known, check):
 
 
 def _remember(pin, digest, known):
-    """Writes the pin if the full hash was not known, and if the folder is writable."""
+    """Writes the hash to the file `pin` if the full hash was not known, and if the folder is writable."""
     if digest not in known.values():
         with contextlib.suppress(OSError), replacing(pin) as temporary:
             temporary.write_text(f"{digest}  {Path(pin).stem}\n")

@@ -1,15 +1,15 @@
-"""The fields of a model's config that a checkpoint implies, each with its origin."""
+"""Collects the fields of a model's config that a checkpoint implies, each with its origin."""
 
 from typing import Any, NamedTuple
 
 from keras_vit.config import Preprocessing
 
-# The origins of values. A library's name follows `DEFAULT`, an architecture's name follows `KNOWN`.
+# The origins of values, for messages. A library's name follows "default of", an architecture's "known for".
 STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
 
 
 class Value(NamedTuple):
-    """The value of a field and its origin. `certain` is False if models with other values have the same file."""
+    """The value of a field and its origin. `certain` is False if models with other values can have the same file."""
 
     value: Any
     origin: str
@@ -50,9 +50,9 @@ class Found:
         # The method by which the source's code resizes position embeddings, and the layout of the file's table.
         self.position_interpolation = "linear"
         self.positions = Positions()
-        # The grids of tables of relative positions, by weight.
+        # {weight path of a table of relative positions: grid}.
         self.tables = {}
-        # The fields of the preprocessing that the file states, or None for all.
+        # The names of the preprocessing fields that the file states; None for all.
         self.stated_constants = None
 
     def put(self, origin, *, certain=True, **fields):
@@ -68,7 +68,7 @@ class Found:
             self.unknown[name] = reason
 
     def doubt(self, reasons):
-        """Marks fields as unknown, from {field: reason}; if the shapes show the number of heads, it stays known."""
+        """Marks the fields of {field: reason} as unknown, except `num_heads` if the shapes of the arrays show it."""
         for name, reason in reasons.items():
             if name != "num_heads" or name not in self.values:
                 self.leave(reason, name)
@@ -121,7 +121,7 @@ class Found:
 def attempt_preprocessing(found, default, config, fields, read):
     """Sets the preprocessing to the constants that `read()` returns, or leaves it unknown if they are invalid.
 
-    `fields` maps each key of `config` to the fields that it states. If there is none, `default` is the origin.
+    `fields` maps each key of `config` to the fields that the key states. `default` is the origin if none is stated.
     """
 
     def preprocessing():
@@ -136,7 +136,7 @@ def attempt_preprocessing(found, default, config, fields, read):
 
 
 def put_preprocessing(found, source, constants):
-    """Sets the preprocessing of a source's models to these constants, or leaves it unknown if they are None."""
+    """Sets the preprocessing to the `constants` of a source's models, or marks it as unknown if they are None."""
     if constants is None:
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:
@@ -144,7 +144,7 @@ def put_preprocessing(found, source, constants):
 
 
 def put_settings(found, source, *names, reason=None):
-    """Sets settings of a source's models; leaves a setting that is None unknown, since its files do not contain it."""
+    """Sets the settings `names` to the values of `source`. A value of None marks the setting as unknown."""
     for name in names:
         if getattr(source, name) is None:
             found.leave(reason or f"{source.name} files do not contain it", name)

@@ -25,12 +25,12 @@ _FILES = (".npz", ".safetensors", ".pth", ".keras", ".h5")
 
 
 def is_name(path):
-    """Returns True if `path` is a hub's name, and not a local path."""
+    """Returns True if `path` is the name of a model on a hub (hf:// or kaggle://), not a local path."""
     return isinstance(path, str) and path.startswith(("hf://", "kaggle://"))
 
 
 def local_path(path):
-    """Returns the local path for a hub's name, after downloading what is not cached; returns other paths unchanged."""
+    """Returns the local path of a model on a hub, and downloads missing files; returns local paths unchanged."""
     if not is_name(path):
         return path
     if found := _HUGGING_FACE.fullmatch(path):
@@ -41,7 +41,7 @@ def local_path(path):
 
 
 def upload(name, format, write, card):
-    """Uploads the files of `write(path)`, with the model card `card(repo, folder)` if the repository has no card.
+    """Uploads the files that `write(path)` writes, and the card `card(repo, folder)` if the repository has none.
 
     If the repository does not exist, it is created.
     """
@@ -110,7 +110,7 @@ def _choose(name, files, inside, note=""):
     here = sorted(file for file in files if file.startswith(start))
     listed = f"Its files{note}: {', '.join(sorted(files)[:20]) or 'none'}"
     if not here:
-        raise FileNotFoundError(f"{name!r} names no file or folder of its repository. {listed}")
+        raise FileNotFoundError(f"Expected a file or folder of the repository. Received: {name!r}. {listed}")
     for weights in (start + file for file in WEIGHTS):
         if weights in here:
             configs = [start + config for config in _CONFIGS if start + config in here]
@@ -123,7 +123,7 @@ def _choose(name, files, inside, note=""):
             f"Expected {name!r} to name one of the {len(found)} checkpoints in its repository, as in "
             f"{name.rstrip('/').removesuffix(inside).rstrip('/')}/{found[0]}. Received several: {', '.join(found[:20])}"
         )
-    raise FileNotFoundError(f"{name!r} holds neither model.safetensors nor another file of weights. {listed}")
+    raise FileNotFoundError(f"Expected weights, such as model.safetensors, in {name!r}. Received: none. {listed}")
 
 
 def _with_shards(file):
@@ -140,7 +140,7 @@ def _client(package):
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ImportError(f"Names of this hub need the package {package}: pip install {package}") from error
+        raise ImportError(f"Models on this hub need the package {package}: pip install {package}") from error
 
 
 def _sentence(error):
@@ -164,8 +164,8 @@ def _explaining(what, repo):
         raise FileNotFoundError(f"{what}: {page} has no branch, tag or commit of this name.") from error
     except errors.OfflineModeIsEnabled as error:
         raise ConnectionError(
-            f"{what}: HF_HUB_OFFLINE is set. Unset it; or, if it is to be read, bring the folder "
-            f"{constants.HF_HUB_CACHE!r} with these files from a machine with a network."
+            f"{what}: HF_HUB_OFFLINE is set. Unset it, or copy the folder {constants.HF_HUB_CACHE!r} with these "
+            "files from a machine with a network."
         ) from error
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)

@@ -11,7 +11,7 @@ TASKS = {
 
 
 def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
-    """Adds the task of a config.json, and the class names from a list or from {number: name}.
+    """Adds to `found` the task of a config.json, and the class names from a list or from {number: name}.
 
     Args:
         found: The `Found`, which has num_classes.

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model: makes a plan from the shapes, reads and converts, then changes the model."""
+"""Loads a checkpoint into a model: compares all shapes, reads and converts the arrays, then changes the model."""
 
 import os
 from typing import NamedTuple
@@ -22,15 +22,15 @@ _INTERPOLATION_NAMES = {
     "geometric": "linear, between offsets in a geometric progression",
 }
 _POSITIONS = "position_embedding/embeddings"
-# The largest side of resized patches and grids, since resizing needs memory for its square.
+# The largest side of resized patches and grids. Resizing needs memory proportional to the square of a side.
 _LARGEST_SIDE = 1024
 
 
 class Layout(NamedTuple):
     """The sizes that decide how the arrays of a file, or of a model, are split and resized.
 
-    `grid` is the grid of the position table without its `num_prefix_positions`, or None. `tables` are the grids of
-    tables of relative positions, by weight. `description` is for errors.
+    `grid` is the (rows, columns) of the position table without its `num_prefix_positions`, or None. `tables` maps each
+    table of relative positions to its grid. Errors contain `description` and the `sizes` that differ.
     """
 
     num_heads: int | None
@@ -59,9 +59,9 @@ def _assign(variables, values):
 
 
 class Plan:
-    """Maps the file's arrays to the model's weights; raises if an array or a weight is left over.
+    """Maps the file's arrays to the model's weights; raises if an array or a weight has no counterpart.
 
-    The `Layout`s `there` and `here` are of the checkpoint and of the model.
+    `there` is the `Layout` of the checkpoint, and `here` is the `Layout` of the model.
     """
 
     def __init__(self, model, checkpoint, there, here, skip=(), position_interpolation=None):
@@ -76,7 +76,7 @@ class Plan:
         self.variables = weights_by_path(model)
         # The shape of the first kernel depends on the number of image channels.
         self.entrance = next(weight for weight in self.variables if weight.endswith("/kernel"))
-        # The file's rows for prefix tokens, kept until the tokens are read.
+        # The rows of the file's position table for prefix tokens, kept until these tokens are read.
         self.prefix_rows = None
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
@@ -85,14 +85,14 @@ class Plan:
             self.report.skipped[name] = f"the file's {checkpoint.facts['wrapper']!r} is read"
         self.report.assumed.update(checkpoint.facts.get("assumed") or {})
         if not checkpoint.file.verified:
-            why = "damage is not noticed without a SHA-256 (by sha256=, or in a .sha256 file)"
+            why = "damage is not noticed without a SHA-256; pass sha256=, or write a .sha256 file"
             self.report.unchecked[os.path.basename(checkpoint.path)] = why
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
         self._match()
 
     def _dropped_layers(self, skip):
-        """Returns {layer name: reason} for the layers that are left out of the file and the model."""
+        """Returns {layer name: reason} for the layers whose weights are not loaded."""
         if isinstance(skip, str):
             skip = (skip,)
         here = {weight.split("/")[0] for weight in self.variables}
@@ -153,7 +153,7 @@ class Plan:
             )
 
     def _adapts(self, weight, needed):
-        """Returns True if the file's array, of another shape, can be adapted to the weight."""
+        """Returns True if the file's array can be resized, or adapted to other channels, to the shape `needed`."""
         there = self.checkpoint.weights.get(weight, ())
         if len(there) != len(needed):
             return False
@@ -182,9 +182,9 @@ class Plan:
             yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."
 
     def values(self):
-        """Yields (weight, array) for each weight to change, once its arrays are read. Changes no weight."""
+        """Yields (weight path, new value) for each weight to change, once its arrays are read. Changes no weight."""
         self.report.loaded.update({weight: tuple(self.variables[weight].shape) for weight in self.rows})
-        # {key of the file: the weights that still need it}.
+        # {key of the file: the weights that still need the array of this key}.
         users = {}
         for weight, name in self.rows.items():
             for key in name.keys:
@@ -222,7 +222,7 @@ class Plan:
         if whole:
             _assign(self.variables, dict(self.values()))
             return self.report
-        # Keep the head, whose initializer may have returned the user's array, and positions, which may be read again.
+        # Do not free the head, whose array may belong to the user's initializer, or positions, which may be read again.
         kept = ("head", "head_dist", "position_embedding")
         free(self.variables[weight] for weight in self.rows if weight.split("/")[0] not in kept)
         for weight, value in self.values():
@@ -230,7 +230,7 @@ class Plan:
         return self.report
 
     def _value(self, weight, arrays):
-        """Returns the value of a weight, from {key: array of the file}."""
+        """Converts arrays of the file, {key: array}, to the value of a weight."""
         name, shape = self.rows[weight], tuple(self.variables[weight].shape)
         adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
         adapt = self._adapt_table if weight in self.here.tables else adapt
@@ -280,7 +280,7 @@ class Plan:
         return resize.resize_positions(table.reshape(*old, -1), *new, self.position_interpolation).reshape(shape)
 
     def _add_prefix_positions(self, values):
-        """Adds to the prefix tokens the file's positions that the model's table has no rows for."""
+        """Adds position embeddings to prefix tokens for which the file's table has rows, but the model's has none."""
         there = self.checkpoint.weights
         counts = {name: there[name][1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in there}
         for weight, rows in rows_of_tokens(self.prefix_rows, counts, self.here.num_prefix_positions):

@@ -1,25 +1,22 @@
-"""Replaces the values of an unused model in little more than the memory of its weights.
-
-New arrays next to old arrays of other sizes would leave gaps of up to half as much memory.
-"""
+"""Replaces the weights of a new model without memory for a second copy or for gaps between arrays."""
 
 import keras
 from keras import ops
 
 
 def free(variables):
-    """Frees values on JAX before they are replaced; until then, the variables cannot be read."""
+    """On JAX, frees the values of variables. The variables cannot be read before they have new values."""
     if keras.backend.backend() == "jax":
         for variable in variables:
             variable.value.delete()
 
 
 def overwrite(variable, value):
-    """Assigns a value; TensorFlow on a CPU writes it into the memory of the variable."""
+    """Assigns a value. On TensorFlow and a CPU, reuses the memory of the variable."""
     own = variable.value
     if (
         keras.backend.backend() != "tensorflow"
-        # With a strategy of `tf.distribute`, each device has a copy.
+        # With a strategy of `tf.distribute`, each device has a copy of the variable.
         or hasattr(own, "values")
         or "CPU" not in own.device
         # A sliced assignment would broadcast a value of another shape.

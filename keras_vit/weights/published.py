@@ -24,13 +24,13 @@ class PublishedCheckpoint(NamedTuple):
     # As in "ViTB16.imagenet21k".
     name: str
     architecture: str
-    # [recipe]_classes_[resolution], without the paper's recipe and without 224 pixels. For BiT, pretraining_classes. If
-    # there is no classifier, only the recipe or the images. "reg4" models have registers.
+    # [recipe]_classes_[resolution]. The usual recipe of the paper and 224 pixels are left out. For BiT,
+    # pretraining_classes; without a classifier, the recipe or the images. "reg4" models have registers.
     tag: str
     url: str
-    # As in `load_weights`.
+    # The argument `source` of `load_weights`.
     source: str
-    # None if unpublished. The names of DeiT's files contain the first digits.
+    # None if it was not published. The names of DeiT's files contain its first digits.
     sha256: str | None
     sha256_prefix: str | None
     # The side of the images in the last training or fine-tuning, in pixels.
@@ -41,7 +41,7 @@ class PublishedCheckpoint(NamedTuple):
     accuracy: float | None
     # SPDX name.
     license: str
-    # The name in the cache: as published, with its folder as prefix if several files have the same name.
+    # The name in the cache: the published name, with the folder as prefix if several files have this name.
     filename: str
 
     @property
@@ -50,9 +50,9 @@ class PublishedCheckpoint(NamedTuple):
         return Preprocessing(**_PREPROCESSING[self.source])
 
 
-# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and files with any published accuracy. It is from
-# table 5 at 384 pixels and from the official code's README at 224. "sam" was trained with sharpness-aware minimization
-# on ImageNet only (arXiv 2106.01548). Its ViT-S_16 is left out, since the file has three times the size of the model.
+# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and files with any published accuracy. Accuracies
+# are from table 5 at 384 pixels, and from the official code's README at 224. "sam" was trained with sharpness-aware
+# minimization on ImageNet only (arXiv 2106.01548), without ViT-S_16, whose file is three times as large as the model.
 _VIT = (
     (
         *("imagenet21k", "imagenet21k", 224, 21843),
@@ -66,8 +66,8 @@ _VIT = (
     ("sam_imagenet2012", "sam", 224, 1000, "ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32"),
 )
 # AugReg (arXiv 2106.10270): model, then its checkpoints of ImageNet-21k, of ImageNet at 224 and at 384 pixels, each as
-# augmentation/weight decay/dropout (also stochastic depth)/learning rate of fine-tuning:accuracy. All but the accuracy
-# make up the name of the file. The official README recommends the files at 21k and 384, and its notebook B/8. At 224
+# augmentation/weight decay/dropout (also stochastic depth)/learning rate of fine-tuning:accuracy. File names contain
+# all of these but the accuracy. The official README recommends the files at 21k and 384, and its notebook B/8. At 224
 # pixels the README recommends only B/8. The rest are from timm's table, and some of them are fine-tuned from another
 # checkpoint than augreg_imagenet21k.
 _AUGREG = """
@@ -95,8 +95,8 @@ _DEIT = (
     ("DeiTB16Distilled", "deit_base_distilled_patch16_224", "df68dfff", 83.4),
     ("DeiTB16Distilled", "deit_base_distilled_patch16_384", "d0272ac0", 85.2),
 )
-# MAE (arXiv 2111.06377): architecture, its size in the files' names, and the accuracy of the fine-tuned model, from the
-# authors' FINETUNE.md. DINO (arXiv 2104.14294), DINOv2 (arXiv 2304.07193): architecture, its name in the files' names.
+# MAE (arXiv 2111.06377): architecture, size as in file names, and the accuracy of the fine-tuned model, from the
+# authors' FINETUNE.md. DINO (arXiv 2104.14294), DINOv2 (arXiv 2304.07193): architecture, and its name in file names.
 # No SHA-256 of these files is published.
 _MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
 _DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
@@ -182,7 +182,7 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
 
 _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
-# The first digits of the SHA-256, by the published name of the file.
+# {published file name: first digits of the SHA-256}.
 SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}
-# The source of a published file, by its name. DINO's and MAE's files have the same keys.
+# {published file name: source}. The name is needed because files of DINO and MAE have the same keys.
 SOURCES_OF_FILES = {row.filename: row.source for row in ROWS.values()}

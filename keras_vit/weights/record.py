@@ -1,11 +1,11 @@
-"""Reads the config of a file: fields that the arrays of all families show, and fields that `save_weights` stores."""
+"""Reads config fields from a file: from its arrays, for all families, and from the config that `save_weights` wrote."""
 
 from keras_vit.config import ModelConfig
 from keras_vit.weights.found import STATED, Found
 
 
 def begin(file, entrance):
-    """Returns the `Found` of a `CanonicalFile` with fields of all families: channels, classes, a resizing method."""
+    """Returns the `Found` of a file, with its channels (of the kernel `entrance`), classes and resizing method."""
     found = Found(file.path)
     found.position_interpolation = file.source.position_interpolation
     found.put(STATED, in_channels=file.size(entrance, 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
@@ -13,7 +13,7 @@ def begin(file, entrance):
 
 
 def read_record(file, found):
-    """Adds the fields that arrays do not show, from the config that `save_weights` wrote."""
+    """Adds to `found` the fields that arrays do not show, from the config that `save_weights` wrote."""
     values = dict(file.own["config"])
     for name in ("activation", "classifier_activation"):
         try:
@@ -25,11 +25,11 @@ def read_record(file, found):
         config = ModelConfig.from_dict(values)
     except ValueError as error:
         raise ValueError(f"Cannot read weights from {file.path!r}: its record is damaged. {error}") from None
-    # Fields in the file, by their names in this version.
+    # The names of the file's fields in this version of keras_vit.
     names = {"task" if name in ("multi_label", "regression") else name for name in values.keys() - {"family"}}
     fields = {name: getattr(config, name) for name in names}
     found.put(STATED, **{name: value for name, value in fields.items() if name not in found.values})
     method = getattr(config, "position_interpolation", None)
-    # If the image size is fixed, files of version 0.2 contain "linear" for any source.
+    # Ignore "linear" if the image size is fixed, because version 0.2 wrote "linear" for any source.
     if method is not None and (config.image_size == (None, None) or method != "linear"):
         found.position_interpolation = method

@@ -24,9 +24,9 @@ class LoadReport:
         resized: Dict from weight path to the resizing of positions or patches.
         adapted: Dict from weight path to the adaptation of channels or prefix positions.
         skipped: Dict from the file's unused keys to the reason.
-        kept: Dict from weights that were not loaded to their value: "zero" or "unchanged".
-        assumed: Dict from settings unknown to `from_pretrained` to the values it used.
-        unchecked: Dict from files without SHA-256 and checksums, in which damage is not noticed, to the remedy.
+        kept: Dict from each weight that was not loaded to "zero" (its new value) or "unchanged".
+        assumed: Dict from each setting that the file does not contain to the value that `from_pretrained` used.
+        unchecked: Dict from each file without a SHA-256 or checksums, so that damage is not noticed, to the remedy.
 
     Example:
 
@@ -59,7 +59,7 @@ class LoadReport:
 
     @staticmethod
     def _shown(outcomes):
-        """Returns the rows of an outcome. If 4 or more keys hold no weights, such as counters, they are one row."""
+        """Returns the rows of an outcome. If 4 or more keys hold no weights, such as counters, joins them into one."""
         without = [key for key, what in outcomes.items() if what == NO_WEIGHTS]
         if len(without) < 4:
             return outcomes

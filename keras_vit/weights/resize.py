@@ -17,7 +17,7 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 def resize_patches(kernel, patch_size):
     """Resizes a (height, width, channels, hidden_dim) kernel to a (height, width) by FlexiViT's pseudo-inverse."""
-    # arXiv 2212.08013, section 3.4. The result is exact for larger patches of enlarged images, else least squares.
+    # arXiv 2212.08013, section 3.4: larger patches of enlarged images give equal outputs, smaller patches the closest.
     rows, columns = (
         np.linalg.pinv(resize_matrix(old, new, "bilinear").T)
         for old, new in zip(kernel.shape[:2], patch_size, strict=True)
@@ -31,7 +31,7 @@ def adapt_channels(kernel, in_channels):
     old = kernel.shape[2]
     if in_channels == old:
         return kernel
-    # A grey image gives the same output as the image repeated in all channels.
+    # With the sum, a gray image gives the same output as its three equal RGB channels.
     if in_channels == 1:
         return kernel.sum(axis=2, keepdims=True)
     # Rescale the kernel, so that the output keeps its magnitude.

@@ -1,4 +1,4 @@
-"""The checkpoint format of a code base: a table of weight names for reading and writing."""
+"""Describes the checkpoint format of a code base by a table of weight names, for reading and writing."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from keras_vit.weights import codecs
 
-# The path of a block and of a unit, in the paths of weights.
+# Prefixes of weight paths: of a transformer block, and of a residual unit.
 BLOCK = "block_{block:02d}/"
 UNIT = "stage_{stage}_unit_{unit:02d}/"
 _TRANSPOSED = codecs.Transposed()
@@ -25,18 +25,18 @@ class Source:
     """A code base's checkpoint format and its models' settings. Settings that its files do not determine are None."""
 
     name: str
-    # {weight path: Name}, whose first row is of the first layer. Both may contain {block:02d}, {stage} and {unit:02d}.
-    # Keys may contain {stage0} and {unit0}, which count from 0.
+    # {weight path: Name}; the first row is of the first layer. Paths and keys may contain {block:02d}, {stage} and
+    # {unit:02d}. Keys may also contain {stage0} and {unit0}, which count from 0.
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
-    # The epsilons of hybrids' ResNets and of BiT, and the padding of BiT's max pooling.
+    # The code base whose epsilons the ResNet of a hybrid or BiT uses, and the padding of BiT's max pooling.
     resnet_epsilons: str | None = "official"
     pool_padding: str | None = None
     position_interpolation: str = "linear"
-    # True if the class token has a position embedding, for tables whose length allows both.
+    # True if the class token has a position embedding; used if the table's length fits with and without one.
     class_token_position: bool = True
-    # None if the published models have different preprocessing.
+    # None if the preprocessing differs between the published models.
     preprocessing: dict | None = None
     # (regular expression, replacement) pairs that convert other spellings of keys.
     aliases: tuple = ()
@@ -50,21 +50,21 @@ class Source:
     prefixes: tuple = ()
     # (prefix of stacked keys, template of keys per block) if files may stack all blocks on the first axis.
     stacked: tuple | None = None
-    # Rows that replace rows of `names` in some files, by the config field that needs them, or by any name.
+    # {config field that needs these rows, or any name: rows that replace rows of `names` in some files}.
     spellings: dict = dataclasses.field(default_factory=dict)
-    # The activation of gated MLPs, if it differs.
+    # The activation of gated MLPs, if it differs from `activation`.
     gated_activation: str | None = None
-    # The width of a head, if it is the same in all models.
+    # The width of an attention head, if it is the same in all models.
     head_dim: int | None = None
     # The family of the models.
     family: str = "vit"
-    # Regular expression of a key in its files, if files of other sources have the same first layer.
+    # Regular expression of a key that only files of this source have, if other sources have the same first layer.
     mark: str | None = None
     # The values of model_type in transformers folders.
     model_types: tuple = ()
 
     def canonical_keys(self, keys):
-        """Returns ({key in `names`: key in the file}, [keys without weights])."""
+        """Returns ({canonical key, as in `names`: key in the file}, [keys of the file without weights])."""
         canonical, ignored = {}, []
         for key in keys:
             name = self._canonical(key)
@@ -102,7 +102,7 @@ class Source:
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def with_variant_names(self, keys):
-        """Returns this source with the rows of each spelling whose keys are all among the `keys` of a file."""
+        """Returns this source with those rows of `spellings` whose keys are all in `keys`, the keys of a file."""
 
         def holds(rows):
             return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
@@ -110,7 +110,7 @@ class Source:
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 
     def spelled_for(self, config):
-        """Returns this source with the rows of each spelling that a model's config needs."""
+        """Returns this source with the rows of `spellings` that a model's config needs."""
         return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
 
     def _with(self, spellings):
@@ -120,7 +120,7 @@ class Source:
         return dataclasses.replace(self, names=names)
 
     def find(self, weight):
-        """Returns the Name for the path of a model weight, or None."""
+        """Returns the `Name` for the path of a model weight, or None."""
         for path, name in self.names.items():
             numbers = _numbers(path, weight)
             if numbers is not None:
@@ -128,7 +128,7 @@ class Source:
         return None
 
     def find_weight_path(self, key):
-        """Returns the path of the first model weight for a canonical key, or None."""
+        """Returns the path of the first model weight that a canonical key belongs to, or None."""
         for path, name in self.names.items():
             for own in name.keys:
                 numbers = _numbers(own, key)
@@ -157,7 +157,7 @@ def unwrapped(key):
 
 
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|timm_model)\.)+")
-# The key of the update count of torch.optim.swa_utils.AveragedModel.
+# torch.optim.swa_utils.AveragedModel stores its number of updates under this key.
 _COUNTER = "n_averaged"
 
 

@@ -28,12 +28,12 @@ _PRETRAINED_CFGS = (
 
 
 def state_architecture(file, name, preprocessing):
-    """Lets a bare state dict be read as a folder of timm whose config.json contains only the architecture's name.
+    """Changes an open state dict, so that it is read like a timm folder whose config.json only names the architecture.
 
     Args:
         file: The `WeightsFile`.
         name: timm's architecture, such as "vit_small_patch16_224", with or without a tag.
-        preprocessing: Bool, whether to use the preprocessing of timm's default weights of this architecture.
+        preprocessing: Bool, use the preprocessing of timm's default weights for this architecture.
     """
     if file.container not in ("pth", "safetensors") or file.facts.get("keras_vit"):
         raise arguments.invalid("architecture", "None, except for a state dict of timm without its config.json", name)
@@ -49,7 +49,7 @@ def state_architecture(file, name, preprocessing):
 
 
 def read_folder(file, found):
-    """Adds the preprocessing, class names, task and image size."""
+    """Adds the preprocessing, class names, task and image size in the config.json of a timm folder to `found`."""
     pretrained = file.facts.get("timm")
     if pretrained is None:
         found.leave(f"timm's models of the architecture {file.model_name!r} differ in it", "preprocessing")
@@ -72,7 +72,7 @@ def model_args(file):
 
 
 def read_image_size(file, found, size):
-    """Adds the image size that a config states, if it is not None."""
+    """Adds the image size of a config to `found`, if it is not None."""
     if size is not None:
         found.attempt(
             STATED, "image_size", lambda: checked(file, lambda _, side: arguments.image_size(side), "image_size", size)
@@ -88,7 +88,7 @@ def checked(file, check, name, value, *args):
 
 
 def put_heads(file, found, number, origin=STATED):
-    """Adds a config's number of attention heads if the shapes do not show it; the number must divide the width."""
+    """Adds a config's number of heads to `found` if the shapes do not show it. The number must divide the width."""
     width = (file.size("block_00/attention/qkv/kernel", 2, 1) or 0) // 3
     if width and "num_heads" not in found.values:
         found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
@@ -141,14 +141,14 @@ def config_json(name, args, config, facts, source, arrays):
         config: The `ModelConfig`.
         facts: The metadata of `save_weights`.
         source: The `Source` of the names of weights.
-        arrays: Dict of the arrays by these names, from the first layer on.
+        arrays: Dict from these names to arrays; the first array is of the first layer.
     """
     preprocessing = Preprocessing(**facts["preprocessing"])
     mean, std = unit_constants(preprocessing, config.in_channels)
     interpolation, names = preprocessing.interpolation, config.class_names
     if interpolation == "lanczos5":
         raise ValueError(
-            "A timm folder has no word for the interpolation 'lanczos5'. Use another one, or a state dict."
+            "timm does not have the interpolation 'lanczos5'. Use another interpolation, or save a state dict."
         )
     usual = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     first, head = (key.removesuffix(".weight") for key in (next(iter(arrays)), *source.find("head/kernel").keys))

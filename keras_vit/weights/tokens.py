@@ -1,6 +1,6 @@
-"""The paths of a model's weights, and the tokens before its patches."""
+"""Finds a model's weights by path, and the positions of the tokens before its patches."""
 
-# Tokens before the patches that may have a position embedding, in their order.
+# Weights of the tokens before the patches that may have position embeddings, in the order of these tokens.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
 
@@ -15,9 +15,9 @@ def weights_by_path(model):
 
 
 def rows_of_tokens(rows, counts, kept):
-    """Yields (weight, its rows) for prefix tokens without a row in a table with `kept` rows for prefix tokens.
+    """Yields (token weight, its rows of a position table) for tokens that have no row in a table of `kept` rows.
 
-    `rows` is (1, positions, hidden_dim); `counts` maps token weights to their number of tokens.
+    `rows`, (1, positions, hidden_dim), are the table's rows for prefix tokens. `counts` maps token weights to counts.
     """
     start = 0
     for weight, count in counts.items():

@@ -56,15 +56,15 @@ PROCESSORS = {
         "default_to_square": False,
     },
 }
-# transformers' image processors by model type, if preprocessor_config.json names none. The default is "ViT".
+# {model type: image processor} for folders whose preprocessor_config.json names no processor. The default is "ViT".
 _PROCESSOR_OF = {
     **{"deit": "DeiT", "dinov3_vit": "DINOv3ViT", "bit": "Bit", "dinov2": "Bit", "dinov2_with_registers": "Bit"},
     **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
 }
-# ConvNext's processor squashes images to this size and more, and crops images to smaller sizes.
+# ConvNextImageProcessor squashes images if the target size is at least this size, and crops them otherwise.
 _SQUASHED_BY_CONVNEXT = 384
-# Pillow's filters by their numbers.
+# The index of a filter is its number in Pillow.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
 # The fields of a preprocessing that each key of an image processor states. Antialiasing and the rounding of a crop
 # follow from transformers' code, so `load_weights` does not compare them.
@@ -72,7 +72,7 @@ _CONSTANTS = {
     **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation",)},
     **dict.fromkeys(("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode")),
 }
-# The keys of an image processor that are read, and keys that do not change the result for a single picture.
+# Keys of an image processor that this module reads, and keys that do not change the pixels.
 _READ = {
     *("image_processor_type", "feature_extractor_type", "do_resize", "size", "default_to_square", "resample"),
     *("do_center_crop", "crop_size", "crop_pct", "do_rescale", "rescale_factor", "do_normalize", "image_mean"),
@@ -83,7 +83,7 @@ _HARMLESS = {
     *("disable_grouping", "model_type", "auto_map", "_valid_processor_keys", "do_classify", "size_divisor"),
     *("image_seq_length", "num_channels", "transformers_version"),
 }
-# The keys that only affect training, generation or other outputs, and the configs of other towers.
+# Keys of config.json that do not change a classifier's outputs: they affect training, text or other outputs.
 _HARMLESS_IN_CONFIG = (
     r"id2label|label2id|problem_type|num_labels|image_size|num_channels|loss_.*|.*dropout(_prob)?|drop_path_rate|"
     r"initializer_(range|factor)|encoder_stride|decoder_.*|"
@@ -101,14 +101,14 @@ _HARMLESS_IN_CONFIG = (
 
 
 def read_folder(file, found, read):
-    """Adds preprocessing, class names, task and image size; raises if config.json has an unknown key, not in `read`."""
+    """Adds preprocessing, class names, task and image size to `found`; raises if config.json has keys not in `read`."""
     config, preprocessor = file.config, file.facts.get("preprocessor")
     keys = [key for key in config if key not in read and not re.fullmatch(_HARMLESS_IN_CONFIG, key)]
     if unread := {key: config[key] for key in keys if config[key]}:
         raise ValueError(
-            f"Cannot load {file.path!r}: its config.json has keys that this package does not know: "
-            f"{', '.join(f'{key}={value!r}' for key, value in unread.items())}. Remove those that do not change the "
-            "outputs."
+            f"Cannot load {file.path!r}: its config.json has keys that keras_vit does not read: "
+            f"{', '.join(f'{key}={value!r}' for key, value in unread.items())}. Remove the keys that do not "
+            "change the outputs."
         )
     if isinstance(preprocessor, dict):
         read = functools.partial(preprocessing_from_processor, file.path, preprocessor, config)
@@ -198,7 +198,7 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes the files of a folder, each completely or not at all, config.json last; a failure leaves no new folder."""
+    """Writes a folder, config.json last. A failure leaves no partial file and, if the folder is new, no folder."""
     is_new = not path.exists()
     path.mkdir(exist_ok=True)
     try:
@@ -264,7 +264,7 @@ def preprocessor_config(facts, channels):
     sides = EvaluationTransform((height, width), preprocessing).resized
     config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
     if mode == "crop" or preprocessing.crop_fraction < 1:
-        # These image processors crop.
+        # Unlike ViTImageProcessor, these two image processors crop.
         config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
         config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config

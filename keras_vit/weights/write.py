@@ -1,4 +1,4 @@
-"""Writes .npz and .safetensors files completely or not at all."""
+"""Writes .npz and .safetensors files. If writing fails, the old file stays unchanged."""
 
 import io
 import json

@@ -27,7 +27,7 @@ STATED = [
 @pytest.mark.parametrize("name", ["hf_vit", "hf_bit", "hf_dinov3_gated"])
 def test_unknown_key_of_config_is_refused_by_name(tmp_path, name):
     folder = changed(tmp_path, name, use_parallel_blocks=True)
-    check_refused("its config.json has keys that this package does not know: use_parallel_blocks=True", folder)
+    check_refused("its config.json has keys that keras_vit does not read: use_parallel_blocks=True", folder)
     # Empty values switch nothing on.
     read(changed(tmp_path, name, use_parallel_blocks=None))
 

@@ -164,7 +164,7 @@ def test_pin_goes_to_given_folder_if_it_is_writable(server, path):
 @pytest.mark.parametrize("text", ["", "abc  weights.npz\n", "g" * 64, "a" * 65])
 def test_invalid_pin_is_refused_before_download(server, path, text):
     pin_of(path).write_text(text)
-    refuses("weights.npz.sha256'.*does not give one SHA-256", download, server.url, path)
+    refuses("weights.npz.sha256'.*does not contain one SHA-256", download, server.url, path)
     assert not path.exists() and not server.requests
 
 

@@ -175,7 +175,7 @@ def test_file_or_folder_of_repository_can_be_named(hub, files, tiny, tiny_file):
     assert cached(hub) == ["tiny [1].npz"]
     check_same(keras_vit.from_pretrained(f"{TINY}/b/"), tiny)
     check_same(keras_vit.from_pretrained(f"{TINY}@main/b"), tiny)
-    message = f"'{TINY}/c.npz' names no file .* Its files: a/tiny \\[1\\].npz, b/"
+    message = f"Received: '{TINY}/c.npz'. Its files: a/tiny \\[1\\].npz, b/"
     check_refused(message, f"{TINY}/c.npz", error=FileNotFoundError)
 
 
@@ -186,7 +186,7 @@ def test_single_weights_file_is_found_several_refused(hub, tiny, tiny_file):
     hub.put("user/tiny", {"a.npz": content, "b.npz": content})
     check_refused(f"one of the 2 .* as in {TINY}/a.npz. Received several: a.npz, b.npz", TINY)
     hub.put("user/tiny", {"README.md": b""})
-    check_refused("holds neither model.safetensors .* Its files: README.md", TINY, error=FileNotFoundError)
+    check_refused("Expected weights, such as model.safetensors, .* Its files: README.md", TINY, error=FileNotFoundError)
 
 
 def test_hub_name_replaces_path_everywhere(hub, files, tiny, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Bounds the memory that an archive or a pickle can need, by the size of its file, before it is read."""
+"""Refuses archives and pickles that would need far more memory than the size of their file, before reading them."""
 
 import contextlib
 import io
@@ -10,9 +10,9 @@ from keras_vit.weights.read.file import refuse, refusing_damage
 
 # An archive may expand to FACTOR x its size + SPARE bytes. Trained arrays compress to about half of their size.
 FACTOR, SPARE = 5, 16_000_000
-# A pickle needs up to 225 bytes of memory for each of its bytes, and about 200 bytes for each tensor.
+# A pickle can need 225 bytes of memory for each of its bytes. It has about 200 bytes for each tensor.
 PICKLE_SHARE, PICKLE_SPARE = 16, 256_000
-# Functions of torch's list of safe functions that can double their result with each call.
+# torch allows these functions in pickles, but each call of them can double the size of the result.
 _GROWING = ("bytearray", "encode")
 
 
@@ -36,7 +36,7 @@ def check_pickles(path, file, count=1):
     with refusing_damage(path, f"its pickles do not end within {most} bytes, or are damaged"):
         for _ in range(count):
             for opcode, value, place in pickletools.genops(file):
-                # The memory grows to the largest index, and pickles count the indices from 0.
+                # Valid pickles count memo indices from 0. A large index alone would make the memo as long.
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
                     raise refuse(path, f"its pickle has the memo index {value} at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:

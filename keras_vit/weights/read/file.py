@@ -17,7 +17,7 @@ from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import describe_path
 from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
-# The largest absolute weight that is accepted without a checksum. The largest weight of ViT-B/16 is 3.6.
+# A file without a checksum is refused if it has a larger absolute weight. The largest weight of ViT-B/16 is 3.6.
 LARGEST = 1e4
 # The largest size of a text file in bytes. An index of 100,000 arrays has 10 MB.
 _LARGEST_TEXT = 16_000_000
@@ -33,14 +33,14 @@ class Entry(NamedTuple):
 
 
 class WeightsFile:
-    """A weights file or folder. `entries` and `facts` (metadata) are read first, then one array at a time."""
+    """A weights file or folder. `__init__` reads `entries` and `facts` (metadata); `read` reads one array at a time."""
 
     # "npz", "safetensors", "pth", "h5", "tensorflow", "huggingface" or "timm".
     container = None
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
-        # True if damage to the arrays would be noticed, since a SHA-256 was checked or the format has checksums.
+        # True if damaged arrays are noticed, because a SHA-256 was checked or the format has checksums.
         self.verified = known_digits(self.path) is not None
         self.entries = {}
         self.facts = {}
@@ -55,7 +55,7 @@ class WeightsFile:
                 source = stack.enter_context(self._open())
             for key in progress.over(keys, lambda key: megabytes[key]):
                 if key not in self.entries:
-                    raise KeyError(f"{self.path!r} does not hold {key!r}")
+                    raise KeyError(f"{self.path!r} does not contain {key!r}")
                 with refusing_damage(self.path), np.errstate(over="ignore"):
                     array = np.asarray(self._read(source, key), "float32")
                 wrong = array.size - np.count_nonzero(np.isfinite(array))
@@ -87,7 +87,7 @@ def refuse(path, what):
 
 
 def imported(path, package, name):
-    """Imports the package that reads a file; `name` is for the error."""
+    """Imports the package that reads a file. The error contains the package's usual name, `name`."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -99,12 +99,12 @@ def imported(path, package, name):
 
 @contextlib.contextmanager
 def refusing_damage(path, what=None, also=()):
-    """Converts errors to a RefusedError, except errors of memory, permissions or disk that are not in `also`."""
+    """Converts errors to a RefusedError, but errors of memory, permissions or disk only if they are in `also`."""
     try:
         yield
     except RefusedError:
         raise
-    # If contents are damaged, libraries raise errors of any class without an errno. A damaged offset gives EINVAL.
+    # If contents are damaged, libraries raise errors of any class, without an errno. A damaged offset gives EINVAL.
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):
@@ -117,7 +117,7 @@ def checked(path):
     """Returns the path of a file; raises if it is not a regular file, or does not match its known hash."""
     path = os.fsdecode(path)
     if not os.path.exists(path):
-        published = ". It is the name of a published checkpoint, which `from_pretrained` takes" if path in ROWS else ""
+        published = ". To load the published checkpoint of this name, use `from_pretrained`" if path in ROWS else ""
         raise FileNotFoundError(f"Expected a weights file. Received: {describe_path(path)}{published}")
     # Opening a pipe would block forever.
     if not os.path.isfile(path):
@@ -132,7 +132,7 @@ def checked(path):
 
 
 def known_digits(path):
-    """Returns the SHA-256 that a file must have, or its first digits, or the Git hash, or None if none is known."""
+    """Returns the known hash of a file: a SHA-256, its first digits, or a Git hash of 40 digits; None if unknown."""
     name = os.path.basename(path)
     if (digest := digest_in(f"{path}.sha256", name)) is not None:
         return digest
@@ -140,7 +140,7 @@ def known_digits(path):
 
 
 def _blob_of_hub(path):
-    """Returns the name of a file in Hugging Face's cache: blobs/<SHA-256>, or for small files blobs/<Git hash>."""
+    """Returns the hash of a file in Hugging Face's cache, which is its name in blobs/: a SHA-256 or a Git hash."""
     # The file is a link to its blob, and the blob may be a link to a file of another name.
     while True:
         folder, blob = os.path.split(path)
@@ -193,7 +193,7 @@ def check_sha256(path, expected):
     if not isinstance(expected, str) or not re.fullmatch(_DIGEST, expected):
         raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
-        raise arguments.invalid("sha256", "None with a folder (put <file>.sha256 beside its files)", expected)
+        raise arguments.invalid("sha256", "None with a folder (write <file>.sha256 next to its files)", expected)
     _check_digits(path, expected)
 
 
@@ -216,9 +216,11 @@ def digest_in(sidecar, name):
     if not os.path.isfile(sidecar):
         raise refuse(sidecar, "it is not a regular file")
     with refusing_damage(sidecar, "it is not a text file"), open(sidecar, encoding="utf-8") as file:
-        # sha256sum puts a star before names of files read as binary. A digest without a name is for this file.
+        # sha256sum writes a star before the names of binary files. A digest without a name is also accepted.
         pattern = rf"^[ \t]*({_DIGEST})(?:[ \t]+\*?{re.escape(name)})?[ \t]*$"
         found = re.findall(pattern, file.read(_LARGEST_TEXT), re.MULTILINE)
     if len(found) != 1:
-        raise refuse(sidecar, f"it does not give one SHA-256 of {name!r}, as in 64 hexadecimal digits, spaces, name")
+        raise refuse(
+            sidecar, f"it does not contain one SHA-256 of {name!r}, 64 hexadecimal digits, spaces and the name"
+        )
     return found[0]

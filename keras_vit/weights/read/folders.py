@@ -63,9 +63,9 @@ WEIGHTS = {
 }
 
 
-# The last words of errors.
+# Remedies at the end of error messages.
 WHOLE_MODEL = "with keras_vit.from_pretrained or keras.saving.load_model"
-_NO_CONFIG = "to read weights without it, pass the path of their file"
+_NO_CONFIG = "to read weights without a config.json, pass the path of the weights file"
 
 
 class HuggingFaceFolder(WeightsFile):
@@ -90,11 +90,11 @@ class HuggingFaceFolder(WeightsFile):
         if not isinstance(timm, dict | None):
             raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")
         self.facts = {**self._weights.facts, "config": config, "preprocessor": self._preprocessor(), "timm": timm}
-        # In folders of this package, the weights' file contains the settings of all files.
+        # In folders that keras_vit wrote, the weights file also contains all settings.
         self.verified = self._weights.verified and (self.verified or FACTS in self.facts)
 
     def _preprocessor(self):
-        """Returns the settings of the image processor; like transformers, reads processor_config.json first."""
+        """Returns the settings of the image processor. Like transformers, prefers processor_config.json."""
         processor = self._json("processor_config.json")
         inner = processor.get("image_processor") if isinstance(processor, dict) else None
         return inner if isinstance(inner, dict) else self._json("preprocessor_config.json")

@@ -7,11 +7,11 @@ import ml_dtypes
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# Layers of keras.applications' EfficientNets, which have no nested layers.
+# Layers in every EfficientNet of keras.applications. Its older files are recognized by them.
 _FLAT = {"stem_conv", "block1a_dwconv"}
-# States of the optimizer and of random numbers, and the counts of images in normalization layers.
+# Keys without weights: states of optimizers and random generators, and image counts of Normalization layers.
 _NO_ARRAYS = r"^optimizer/|(^|/)seed_generator(_\d+)?/|(^|/)normalization(_\d+)?/(vars/2|.*count(:0)?)$"
-# Keras has two levels for each nested layer. Layers have a few arrays, whose names they list.
+# Limits for damaged files. Keras writes two levels for each nested layer, and a few arrays for each layer.
 _DEEPEST, _LONGEST, _MOST_NAMES = 100, 2_000, 50
 
 
@@ -48,7 +48,7 @@ class H5File(WeightsFile):
         return h5py.File(self.path, "r")
 
     def _older_keys(self, file):
-        """Returns {path: key} for the layout of Keras 2, in which each layer lists the names of its arrays."""
+        """Returns {path in the file: key} for the layout of Keras 2, in which layers list the names of their arrays."""
         listed = {layer: self._attribute(group, "weight_names", ()) for layer, group in file.items()}
         return {
             f"{layer}/{name.decode() if isinstance(name, bytes) else name}": f"{layer}/{number}"
@@ -58,7 +58,7 @@ class H5File(WeightsFile):
 
     def _links(self, file):
         links = []
-        # HDF5 stops at the first result that is not None. It hides an error of the function.
+        # HDF5 stops if the function returns anything but None. If the function raised, HDF5 would hide the error.
         bad = file.visititems_links(lambda name, link: name if _is_long(name) else links.append((name, link)))
         if bad is not None:
             raise self._long_name(bad)
@@ -70,7 +70,7 @@ class H5File(WeightsFile):
         if h5py.h5o.get_info(item.id).rc != 1:
             raise refuse(self.path, f"{name!r} has several names")
         if re.search(r"(^|/)rotary_embedding$", name):
-            # The layer has no arrays, so its name is the only sign of it.
+            # The rotary layer has no arrays, so only its name shows that the model has it.
             self.facts["rotary"] = True
         if isinstance(item, h5py.Group) or re.search(_NO_ARRAYS, name):
             return
@@ -86,7 +86,7 @@ class H5File(WeightsFile):
         elif dtype.kind != "f":
             raise refuse(self.path, f"{key!r} is of dtype {dtype}, expected floats")
         plan = item.id.get_create_plist()
-        # Virtual and external arrays are in other files. Compressed or unwritten arrays can have any size.
+        # Virtual and external arrays read other files. Compressed or unwritten arrays can expand to any size.
         if plan.get_layout() not in (h5py.h5d.CONTIGUOUS, h5py.h5d.COMPACT) or plan.get_external_count():
             raise refuse(self.path, f"{key!r} is virtual, external, chunked or compressed, which Keras never writes")
         size = item.id.get_storage_size()
@@ -103,13 +103,13 @@ class H5File(WeightsFile):
         return refuse(self.path, f"{name[:40]!r}... is a long name, or nested more than {_DEEPEST} deep")
 
     def _attribute(self, item, name, default):
-        """Returns an attribute; its parts can all refer to the same long text."""
+        """Returns an attribute, or raises if it has too many parts: all of them could refer to the same long text."""
         if name in item.attrs and math.prod(item.attrs.get_id(name).shape) > _MOST_NAMES:
             raise refuse(self.path, f"the attribute {name!r} of {item.name!r} has more than {_MOST_NAMES} parts")
         return item.attrs.get(name, default)
 
     def _names(self, file, folders):
-        """Yields the names of the layers around an array, except the model's name, which may be anything."""
+        """Yields the names of the layers that contain an array. Leaves out the model's name, which may be any."""
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:

@@ -10,10 +10,10 @@ import numpy as np
 from keras_vit.weights.read.bounds import open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# The key of the comment's checksum in files of this package. Zip archives have no checksum of the comment.
+# keras_vit writes metadata in the zip comment. This is the key of the comment's checksum, which zip itself lacks.
 CHECKSUM = "keras_vit_crc32"
 
-# NumPy refuses longer headers.
+# NumPy refuses longer headers of arrays.
 _HEADER_BYTES = 10_100
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -45,8 +45,8 @@ class NpzFile(WeightsFile):
             file.seek(-22 - len(self.comment), 2)
             record = file.read(22)
         if record[:4] != b"PK\x05\x06" or int.from_bytes(record[20:], "little") != len(self.comment):
-            raise refuse(self.path, "it is truncated or damaged (its last record does not end it)")
-        # A damaged length in the directory would hide all later entries.
+            raise refuse(self.path, "it is truncated or damaged (the file does not end with its last record)")
+        # Compare the number of members, because a damaged length in the archive's directory hides all later members.
         said = int.from_bytes(record[10:12], "little")
         if count != said:
             raise refuse(self.path, f"it is truncated or damaged (it lists {count} of {said} members)")
@@ -55,9 +55,9 @@ class NpzFile(WeightsFile):
         key = info.filename.removesuffix(".npy")
         if key == info.filename:
             raise refuse(self.path, f"its member {info.filename!r} is not an array")
-        # NumPy parses the header as a Python literal, which gives MemoryError on deep nesting.
+        # NumPy parses an array's header as a Python literal. Deep nesting in a damaged header gives MemoryError.
         with archive.open(info) as packed, refusing_damage(self.path, also=MemoryError):
-            # A header can claim any length.
+            # Read only this many bytes, because a damaged header can have any length.
             member = io.BytesIO(packed.read(_HEADER_BYTES))
             version = np.lib.format.read_magic(member)
             if version not in _HEADERS:

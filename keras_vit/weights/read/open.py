@@ -33,7 +33,7 @@ def _reader(path, head):
         return H5File
     if _TORCH in head:
         return PthFile
-    # A .safetensors file begins with the header's length, whose last byte is zero. Text files contain no zeros.
+    # A .safetensors file begins with the length of its header in 8 bytes, the last of which is 0. Text has no 0.
     if head[7:9] == b"\0{":
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):

@@ -1,4 +1,4 @@
-"""Reads PyTorch files by torch's weights_only loader, or as the tensors of TorchScript. No code in them is run."""
+"""Reads PyTorch files with torch's weights_only loader, and TorchScript files. No code in the files is run."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from keras_vit.weights.read.bounds import check_pickles, open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 from keras_vit.weights.read.torchscript import read_tensors
 
-# State dicts in order of choice: moving averages first, as in timm, and teachers or target encoders before students.
+# Keys of state dicts in order of preference: averages first, as in timm, teachers and target encoders before students.
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
 _WRAPPERS = (
     *_AVERAGES,
@@ -22,7 +22,7 @@ _WRAPPERS = (
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors, bare or under the key `facts["wrapper"]`; `facts["others"]` are not read."""
+    """A state dict of float tensors: the file or its key `facts["wrapper"]`. Keys `facts["others"]` are not read."""
 
     container = "pth"
 
@@ -45,7 +45,7 @@ class PthFile(WeightsFile):
             zipped = file.read(2) == b"PK"
             if not zipped:
                 file.seek(0)
-                # torch's older format begins with pickles of two numbers, the system, the state and names of arrays.
+                # torch's older format begins with five pickles: two numbers, the system, the state and the array keys.
                 check_pickles(self.path, file, 5)
         if zipped:
             self._check_archive()
@@ -53,13 +53,13 @@ class PthFile(WeightsFile):
         if zipped and self._is_torchscript():
             with refusing_damage(self.path):
                 return read_tensors(self.path)
-        # Many files contain the options of a training run, a Namespace of names and values without code.
+        # Many files contain the options of a training run in a Namespace, which only has names and values, no code.
         torch.serialization.add_safe_globals([argparse.Namespace])
         with refusing_damage(self.path):
             try:
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
             except pickle.UnpicklingError as error:
-                # Drop torch's long advice on how to allow the file.
+                # Leave out torch's long advice on how to load the file anyway.
                 found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
                 said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
                 raise refuse(
@@ -69,13 +69,13 @@ class PthFile(WeightsFile):
                 ) from error
 
     def _check_archive(self):
-        """Checks the checksums of the archive, since torch does not, and its pickle."""
+        """Checks the checksums of the archive, which torch does not check, and its pickles."""
         with open_archive(self.path) as archive:
             damaged = archive.testzip()
             if damaged is not None:
                 raise refuse(self.path, f"it is damaged (the checksum of its member {damaged!r} is wrong)")
             for info in archive.infolist():
-                # torch ignores the case of names.
+                # Compare in lower case, because torch ignores the case of member names.
                 if info.filename.lower().endswith("data.pkl"):
                     if info.compress_type != zipfile.ZIP_STORED:
                         raise refuse(self.path, f"{info.filename!r} is compressed, which torch never writes")
@@ -91,12 +91,12 @@ class PthFile(WeightsFile):
         import torch
 
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
-            raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor by a name")
+            raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor with a string as key")
         # Integers, such as the numbers of positions in CLIP's files, are listed but never read.
         number = tensor.is_floating_point() or tensor.dtype == torch.int64
         if not number or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
-        # Strides can claim far more elements than the file has bytes.
+        # With damaged strides, a tensor can have far more elements than the file has bytes.
         held = tensor.untyped_storage().nbytes()
         if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):
             raise refuse(self.path, f"{key!r} of shape {tuple(tensor.shape)} is larger than its data")
@@ -115,7 +115,7 @@ class PthFile(WeightsFile):
 
 
 def _average(found):
-    """Returns the state dict of a moving average, which may be wrapped with settings; None if there is none."""
+    """Returns the state dict of a moving average, `found` or `found["module"]`; None if there is none."""
     import torch
 
     if isinstance(found, dict) and isinstance(found.get("module"), dict):

@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage, update_digest
 
-# The metadata keys for the facts and the digest in files of this package.
+# The metadata keys under which keras_vit writes its facts and the SHA-256 of the contents.
 FACTS = "keras_vit"
 DIGEST = "keras_vit_sha256"
 
@@ -40,14 +40,14 @@ class SafetensorsFile(WeightsFile):
                 raise refuse(
                     self.path,
                     "it is damaged, or was changed after it was written: the SHA-256 of its contents is "
-                    f"{found}, and its header says {said}",
+                    f"{found}, but {said} in its header",
                 )
             self.verified = True
 
     def _read(self, _, key):
         if self.entries[key].dtype not in _FLOATS:
             raise self._no_float(key)
-        # Open the file for each array, since all parts that were read stay in memory until it is closed.
+        # Open the file again for each array, because everything read from an open file stays in memory.
         with safe_open(self.path, framework="numpy") as file:
             return file.get_tensor(key)
 

@@ -1,4 +1,4 @@
-"""Reads checkpoints of TensorFlow 1, an index and files of data, by TensorFlow, which runs no code in them."""
+"""Reads checkpoints of TensorFlow 1 (an index and data files) with TensorFlow. No code in the files is run."""
 
 import glob
 import os
@@ -6,16 +6,16 @@ import re
 
 from keras_vit.weights.read.file import Entry, WeightsFile, checked, imported, refuse, refusing_damage
 
-# The suffix of a variable's moving average. Published models are such averages.
+# The suffix of the moving average of a variable. The published weights are moving averages.
 AVERAGE = "ExponentialMovingAverage"
-# The names of the variables that optimizers add for each weight.
+# Names of the optimizer's variables for a weight.
 _SLOTS = r"RMSProp(_\d+)?|Momentum|Adam(_\d+)?|Adagrad"
 # The last bytes of an index.
 _MAGIC = bytes.fromhex("57fb808b247547db")
 
 
 def is_index(path):
-    """Returns True if a path is the index of a checkpoint, or a file of its data."""
+    """Returns True if a path is the index or a data file of a TensorFlow checkpoint."""
     if re.search(r"\.data-\d{5}-of-\d{5}$", os.fsdecode(path)):
         return True
     with open(path, "rb") as file:
@@ -32,7 +32,7 @@ def index_in(folder):
 
 
 class TensorFlowCheckpoint(WeightsFile):
-    """A checkpoint, by the path of its .index or a .data file. If a variable has a moving average, that is read."""
+    """A checkpoint, given the path of its .index or a .data file. Reads a variable's moving average if it has one."""
 
     container = "tensorflow"
 

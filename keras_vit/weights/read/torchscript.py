@@ -4,7 +4,7 @@ import collections
 import pickle
 import zipfile
 
-# torch's dtypes, by the names of its storage classes.
+# {torch storage class: dtype}.
 _DTYPES = {
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -26,7 +26,7 @@ def read_tensors(path):
 
 
 class _Module:
-    """Replaces every class of the program, and only keeps the values of the fields."""
+    """Takes the place of each class in the archive, and only stores the values of its fields."""
 
     def __setstate__(self, state):
         self.fields = state
@@ -38,7 +38,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file, archive, folder):
         super().__init__(file)
         self._archive, self._folder = archive, folder
-        # A pickle can refer to an array many times.
+        # Read each array once, because a pickle can refer to it many times.
         self._arrays = {}
 
     def find_class(self, module, name):
@@ -70,7 +70,7 @@ def _tensor(storage, offset, size, stride, *_):
     return storage.as_strided(tuple(size), tuple(stride), offset)
 
 
-# These return no copies, since a pickle could make many.
+# These functions make no copies, because a pickle could call them many times.
 def _empty_dict():
     return collections.OrderedDict()
 
@@ -80,7 +80,7 @@ def _same(values):
 
 
 def _tensors(module, most):
-    """Returns {name: tensor} of a module and its parts, which may occur often; raises after about `most` fields."""
+    """Returns {name: tensor} of a module and its submodules. Raises after about `most` fields, which may repeat."""
     import torch
 
     found, left = {}, [("", module)]

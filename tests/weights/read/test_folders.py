@@ -169,7 +169,7 @@ def test_huge_config_and_missing_files_are_refused(folder):
     (path / "model.safetensors").unlink()
     assert "holds none of model.safetensors, " in refusal(path)
     (path / "config.json").unlink()
-    assert "is a folder that holds no config.json; to read weights without it" in refusal(path)
+    assert "is a folder that holds no config.json; to read weights without a config.json" in refusal(path)
     (path / "model.keras").touch()
     assert f"holds no config.json; read '{path / 'model.keras'}' with keras_vit.from_pretrained" in refusal(path)
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 OTHER_VALUES = [
     ({"w": torch.ones(2), "bn.num_batches_tracked": torch.tensor(7)}, "'bn.num_batches_tracked' is of dtype"),
     ({"w": torch.ones(2), "epoch": 3}, "'epoch' is a int, expected a tensor"),
-    ({"w": torch.ones(2), 3: torch.ones(2)}, "3 is a Tensor, expected a tensor by a name"),
+    ({"w": torch.ones(2), 3: torch.ones(2)}, "3 is a Tensor, expected a tensor with a string as key"),
     ({"w": torch.ones(2).to_sparse()}, "'w' is of dtype torch.float32 and torch.sparse_coo"),
     ({"w": torch.ones(1).expand(1 << 40)}, "'w' of shape (1099511627776,) is larger than its data"),
     ({"heads": {"w": torch.ones(2)}}, "'heads' is a dict"),
