@@ -1,4 +1,4 @@
-"""Training recipes, schedules, optimizers and callbacks beyond Keras' own."""
+"""Recipes, schedules, optimizers and callbacks for training that Keras does not have."""
 
 from keras_vit.training.checks import preflight
 from keras_vit.training.fitting import TerminateOnNaN, compile_forward, fit

@@ -1,4 +1,4 @@
-"""Names callbacks, and returns and restores their states for checkpoints."""
+"""Gives callbacks unique names, and returns and restores their states for checkpoints."""
 
 import os
 
@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vit.training.checkpoints import storable
 
-# Public attributes in which Keras' callbacks keep state. Keras has no API for them.
+# Public attributes in which Keras' callbacks keep their state. Keras has no API to save this state.
 # tests/training/test_callback_states.py finds missing attributes.
 _ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
@@ -17,12 +17,12 @@ _ATTRIBUTES = {
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "SwapEMAWeights": (),
 }
-# Attributes that Keras sets itself. They follow from the arguments or start again in each process.
+# Attributes that need not be saved: Keras derives them from the arguments, or sets them again in each process.
 _NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", "append_header")
 
 
 def named(callbacks):
-    """Returns a list of callbacks as a dict by unique names; raises if the state of one cannot be saved."""
+    """Returns {unique name: callback} for a list of callbacks; raises if the state of a callback cannot be saved."""
     found = {}
     for callback in keras.tree.flatten(list(callbacks)):
         if not isinstance(callback, keras.callbacks.Callback):
@@ -44,8 +44,8 @@ def named(callbacks):
     for name, callback in found.items():
         swapped = swapped and not swaps_on_epoch(callback)
         if swapped and getattr(callback, "restore_best_weights", False):
-            expected = f"Expected {name} to restore the weights that were validated, which are those of SwapEMAWeights"
-            received = "Received: a SwapEMAWeights that takes them out before the epoch ends."
+            expected = f"Expected {name} to restore the weights that were validated, the averages of SwapEMAWeights"
+            received = "Received: a SwapEMAWeights that removes the averages before the end of the epoch."
             raise ValueError(f"{expected}. {received} Put SwapEMAWeights(swap_on_epoch=True) before {name}.")
     return found
 
@@ -56,7 +56,7 @@ def swaps_on_epoch(callback):
 
 
 def settings(callback):
-    """Returns the arguments (JSON values) of a Keras callback that affects training; {} for other callbacks."""
+    """Returns {argument: JSON value} of a Keras callback that affects training; {} for other callbacks."""
     if not type(callback).__module__.startswith("keras.") or _attributes(callback) is None:
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
@@ -85,12 +85,12 @@ def set_state(callback, state):
 
 
 def begin(callback, state):
-    """Calls `on_train_begin`; a `CSVLogger` continues after the checkpoint's rows."""
+    """Calls `on_train_begin`. If a run is resumed, `CSVLogger` appends to the rows before the checkpoint."""
     if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
         callback.on_train_begin()
         return
     if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
-        # The last rows belong to epochs that will be trained again.
+        # Remove the last rows, since their epochs will be trained again.
         os.truncate(callback.filename, state["size"])
     append, callback.append = callback.append, True
     try:
@@ -100,7 +100,7 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns the attributes, as text, in which a user's callback may keep state that checkpoints do not contain."""
+    """Returns {name: value as text} of attributes in which a custom callback may keep state, which is not saved."""
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
     keras_own = {*_NO_STATE, *(_attributes(callback) or ())}
@@ -120,7 +120,7 @@ def _attributes(callback):
 
 
 def pack(value, arrays, name):
-    """Converts a state to JSON types; its arrays go into the dict `arrays` as "name/00000" and so on."""
+    """Converts a state to JSON types. Moves its arrays to the dict `arrays`, as name/00000, name/00001, ..."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (list, tuple)):

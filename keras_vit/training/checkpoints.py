@@ -37,7 +37,7 @@ class CheckpointSlots:
 
     @contextlib.contextmanager
     def opened(self):
-        """Creates the folder, refuses a second process in it, and removes the drafts of killed processes."""
+        """Creates the folder, raises if another process uses it, and removes unfinished files of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # The other processes of a run only read the folder.
         if process_id() > 0:
@@ -68,13 +68,13 @@ class CheckpointSlots:
     def newest(self):
         """Returns the newest undamaged checkpoint, or None. Renames damaged checkpoints and prints a notice."""
         for path in reversed(self.paths()):
-            # An error in opening a file, such as a missing permission, does not mean damage.
+            # Errors in opening a file are raised, because a missing permission, for example, does not mean damage.
             with open(path, "rb") as file:
                 try:
                     return _read(path, file)
                 except (MemoryError, _OtherVersionError):
                     raise
-                # Flipped bits make zipfile and NumPy raise nearly any error.
+                # If a file is damaged, zipfile and NumPy raise errors of nearly any class.
                 except Exception as error:
                     if isinstance(error, OSError) and error.errno != errno.EINVAL:
                         raise
@@ -98,14 +98,14 @@ def _read(path, file):
             f"Expected a {_FORMAT}. Received: {str(path)!r}, a {header['format']}. " + OTHER_FOLDER.format(path.parent)
         )
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
-    # Checksums cover single arrays. Damage to the archive's directory can hide a whole array.
+    # The archive has a checksum for each array, but damage to its directory can hide a whole array.
     if sorted(arrays) != header.get("arrays", sorted(arrays)):
         raise ValueError("arrays are missing")
     return Checkpoint(path, header["facts"], arrays)
 
 
 def model_arrays(model):
-    """Returns the values of the variables of a model, its optimizer and its metrics, by "group/number"."""
+    """Returns {"group/number": value} of the variables of a model, its optimizer and its metrics."""
     arrays = {}
     for group, variables in _variables(model).items():
         # The metrics of each PyTorch process are sums over its images.
@@ -133,11 +133,11 @@ def check_model(model, slot):
     for group in ("model", "optimizer"):
         saved = slot.facts["variables"][group]
         pairs = zip(saved, here[group], strict=False)
-        # On TensorFlow, paths have a prefix if the optimizer was built within a step, as with loss scaling.
-        unlike = (f"{a} where this one has {b}" for a, b in pairs if not (a.endswith(b) or b.endswith(a)))
+        # On TensorFlow, paths have a prefix if the optimizer was built in a train step, as with loss scaling.
+        unlike = (f"{a} instead of {b}" for a, b in pairs if not (a.endswith(b) or b.endswith(a)))
         different = next(unlike, None)
         if different is None and len(saved) != len(here[group]):
-            different = f"{len(saved)} variables where this one has {len(here[group])}"
+            different = f"{len(saved)} variables instead of {len(here[group])}"
         if different is not None:
             advice = OTHER_FOLDER.format(slot.path.parent)
             raise ValueError(f"{str(slot.path)!r} is of another {group}: it has {different}. {advice}")
@@ -148,7 +148,7 @@ def assign(model, arrays, facts, *groups):
     variables = _variables(model)
     for group in groups:
         if group == "metrics" and facts["variables"][group] != signature(model)[group]:
-            print("The metrics are not those of the checkpoint: the metrics of this epoch begin here.")
+            print("The model has other metrics than the checkpoint. The metrics of this epoch start at this batch.")
             model.reset_metrics()
             continue
         for i, variable in enumerate(variables[group]):

@@ -32,7 +32,7 @@ from keras_vit.training.trainable import count_parameters
 
 logger = logging.getLogger("keras_vit")
 
-# At most this number of images is predicted to distinguish logits from probabilities.
+# The largest number of images that are predicted to find out if the model returns logits or probabilities.
 _IMAGES = 32
 
 
@@ -52,11 +52,11 @@ class Findings:
     labels: str | None  # dtype and shape of a batch of labels
     loss: str | None  # as compiled
     initial_loss: float | None  # loss of a batch before training
-    chance_loss: float | None  # log(num_classes), about the initial loss of a new head with one class per image
+    chance_loss: float | None  # log(num_classes), about the loss of a new head if each image has one class
     trainable: int  # number of trainable parameters
     frozen: int  # number of frozen parameters
     steps: int | None  # steps of the whole training
-    memory: int | None  # bytes of weights, gradients, optimizer and a batch's activations, estimated
+    memory: int | None  # estimated bytes of weights, gradients, optimizer and a batch's activations
     warnings: tuple  # texts
 
     def __str__(self):
@@ -120,7 +120,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
             texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
         if names_differ(validation.class_names, seen.class_names):
             problems.append(
-                f"Expected the classes of the training data, {seen.class_names[:5]} ..., in `validation_data` as well. "
+                f"Expected `validation_data` with the classes of the training data, {seen.class_names[:5]} ... "
                 f"Received: {validation.class_names[:5]} ..."
             )
     steps = seen.steps if steps_per_epoch is None else steps_per_epoch
@@ -132,13 +132,13 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         optimizer = getattr(optimizer, "inner_optimizer", None)
     if compiled and in_half and optimizer is None:
         doubts.append(
-            "some layers compute in float16, in which small gradients are lost: wrap the optimizer in "
+            "some layers compute in float16, which rounds small gradients to 0: wrap the optimizer in "
             "keras.optimizers.LossScaleOptimizer"
         )
     if model.weights and not parameters.trainable:
         problems.append("Expected weights to train. Received: a model whose weights are all frozen")
     if bad := non_finite_weights(model):
-        problems.append(f"Expected finite weights. Received: {len(bad)} that are NaN or infinite, such as {bad[0]!r}")
+        problems.append(f"Expected finite weights. Received: {len(bad)} with NaN or infinity, such as {bad[0]!r}")
     if not problems and compiled and loss and isinstance(seen.first[0], np.ndarray):
         x = seen.first[0][: _IMAGES - _IMAGES % replicas] if len(seen.first[0]) > _IMAGES else seen.first[0]
         problems += loss_problems(model, graph, loss, x) or metric_problems(model, loss, num_classes)
@@ -184,12 +184,12 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
 
 class Data(NamedTuple):
-    """Facts about a dataset from its first batches; None if unknown."""
+    """Facts about a dataset, from its first batches. A field is None if it is unknown."""
 
-    images: np.ndarray | None  # of the batches read; if the model has several inputs, its only input of rank 4
-    labels: np.ndarray | dict | list | None  # of the batches read, for each output
+    images: np.ndarray | None  # images of the first batches; with several inputs, the only input of rank 4
+    labels: np.ndarray | dict | list | None  # labels of the first batches, for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
-    batch_size: int  # of all processes together
+    batch_size: int  # images in a batch of all processes together
     full: bool  # True if all batches of an epoch are known to have the same size
     num_images: int | None  # images per epoch
     steps: float | None  # batches per epoch; math.inf if the data never ends
@@ -199,7 +199,7 @@ class Data(NamedTuple):
 
 
 def look(data, batch_size=32):
-    """Returns `Data` about the first batches of anything that `model.fit` takes and that can be read again."""
+    """Returns the `Data` of a dataset: of anything that `model.fit` takes and that can be read again."""
     # `keras_vit.data` sets these attributes.
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data):
@@ -254,7 +254,7 @@ def _data_problems(model, graph, seen, heads):
         inputs = inputs if len(inputs) == 1 else [x for x in inputs if len(x.shape) == 4]
         if len(inputs) == 1 and not arguments.takes(inputs[0].shape[1:], seen.images.shape[1:]):
             wanted = " x ".join("any" if size is None else str(size) for size in inputs[0].shape[1:])
-            expected = f"Expected images of {wanted}, height, width and channels, as the model takes them"
+            expected = f"Expected images of {wanted} (height, width, channels), the model's input shape"
             problems.append(f"{expected}. Received: {' x '.join(map(str, seen.images.shape[1:]))}")
         try:
             strange = check_values(model, seen.images)
@@ -262,7 +262,7 @@ def _data_problems(model, graph, seen, heads):
         except ValueError as error:
             problems.append(str(error))
     if len(seen.first) == 1 and heads[0].loss:
-        problems.append("Expected images with labels to train on. Received: images alone")
+        problems.append("Expected images with labels to train on. Received: only images")
     for name, labels, all_labels, num_classes, loss in heads:
         if not isinstance(labels, np.ndarray) or not num_classes:
             continue
@@ -281,14 +281,14 @@ def _data_problems(model, graph, seen, heads):
     named = getattr(carrier, "class_names", None)
     if names_differ(named, seen.class_names):
         problems.append(
-            f"Expected the model's classes in their order, {named[:5]} ..., in the data as well. Received: "
-            f"{seen.class_names[:5]} ... A new head has new names: set `class_names` of its layer {carrier.name!r}."
+            f"Expected data with the model's classes in the same order, {named[:5]} ... Received: "
+            f"{seen.class_names[:5]} ... After you replace the head, set `class_names` of the layer {carrier.name!r}."
         )
     return problems, doubts
 
 
 def names_differ(names, others):
-    """Returns True if class names differ. An empty list matches all lists, a list of numbers all lists of words."""
+    """Returns True if class names differ. No names, or only numbers as names, do not differ from any words."""
     if names and others and set(names) & set(others):
         return list(names) != list(others)
     given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
@@ -318,7 +318,7 @@ def _memory(model, graph, seen):
     except (AttributeError, TypeError, ValueError):
         return None
     optimizer = getattr(model, "optimizer", None)
-    # An optimizer that is not built has one or two moments of each weight, and perhaps their average.
+    # If the optimizer is not built yet, count one or two moments of each weight, and one average if `use_ema`.
     copies = (1 if getattr(optimizer, "momentum", None) is not None else 2) + bool(getattr(optimizer, "use_ema", False))
     kept = optimizer.variables if getattr(optimizer, "built", False) else model.trainable_weights * copies
     variables = [*model.weights, *model.trainable_weights, *kept]

@@ -14,16 +14,16 @@ class Epochs:
     def __init__(self, data, seed=0, batch_size=32, shuffle=True, steps=None):
         self.data, self.seed, self.batch_size, self.shuffle, self.steps = data, seed, batch_size, shuffle, steps
         self.is_function = callable(data)
-        # The data of the last epoch, and the number of `on_epoch_end` calls of a PyDataset.
+        # The data of the latest epoch, and how often `on_epoch_end` of a PyDataset was called.
         self.latest, self._ends = None, 0
         if hasattr(data, "__next__"):
             problem = f"Expected `data` that can be read again in each epoch. Received: {type(data).__name__}"
-            raise ValueError(f"{problem}. Give a function of the epoch that returns a new one.")
+            raise ValueError(f"{problem}. Pass a function of the epoch that returns new data.")
         found = None if self.is_function or is_arrays(data) else num_batches(data)
         if steps is not None and found is not None and steps != found:
             raise ValueError(
-                f"Expected epochs that each begin the data anew. Received: steps_per_epoch={steps}, with {found} "
-                "batches of data. Leave `steps_per_epoch` out, or give a function of the epoch."
+                f"Expected epochs that read all {found} batches of the data. Received: steps_per_epoch={steps}. "
+                "Leave `steps_per_epoch` out, or pass a function of the epoch as `data`."
             )
 
     def set_seeds(self, epoch):
@@ -31,9 +31,9 @@ class Epochs:
         keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
 
     def batches(self, epoch, first=0, before=lambda: None):
-        """Returns (x for `model.fit`, steps): an epoch without its `first` batches, and the number of all its batches.
+        """Returns (x for `model.fit`, steps): an epoch without its first `first` batches, and the length of all of it.
 
-        If batches are read by their number (`_Part`), `before` is called before each of them.
+        If batches are read by their number (`_Part`), `before` is called before each batch.
         """
         self.set_seeds(epoch)
         data = self.latest = self.data(epoch) if self.is_function else self.data
@@ -48,7 +48,7 @@ class Epochs:
             return _Part(data, None, first, total, before), total
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
-            # A PyDataset shuffles itself in `on_epoch_end`, so call it also for the epochs before a restart.
+            # A PyDataset may shuffle itself in `on_epoch_end`. After a restart, call it for the earlier epochs too.
             while self._ends <= epoch:
                 self.set_seeds(self._ends)
                 data.on_epoch_end()
@@ -59,7 +59,7 @@ class Epochs:
                 order = np.random.default_rng([self.seed, epoch]).permutation(total).tolist()
             workers = {name: getattr(data, name) for name in ("workers", "use_multiprocessing", "max_queue_size")}
             if workers["workers"] <= 1 and not workers["use_multiprocessing"]:
-                # Read the skipped batches, so that they draw the same random numbers.
+                # Read the skipped batches too, so that they use the same random numbers as in an uninterrupted epoch.
                 for i in range(first):
                     data[i if order is None else order[i]]
         elif hasattr(data, "element_spec"):
@@ -74,16 +74,16 @@ class Epochs:
         return _Part(data, order, first, total, before, **workers), total
 
     def first_batch(self):
-        """Returns (batch, steps) of the first epoch: the first batch as a tuple of structures of arrays."""
+        """Returns (first batch, number of batches) of the first epoch. The batch is a tuple, such as (x, y)."""
         batch, seen, steps = self._read_one()
         if seen is (self.data(0) if self.is_function else self.data) and not hasattr(seen, "set_epoch"):
             again, *_ = self._read_one()
             pairs = zip(keras.tree.flatten(batch), keras.tree.flatten(again), strict=True)
             if not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs):
                 raise ValueError(
-                    "Expected `data` that is shuffled and augmented the same in each process. Received: a "
-                    f"{type(seen).__name__} whose first batch differs from one pass to the next. Give a function of "
-                    "the epoch that returns a new one, such as lambda epoch: images.shuffle(1000).batch(32)."
+                    "Expected `data` whose order and augmentation are the same in each process. Received: a "
+                    f"{type(seen).__name__} whose first batch changes each time it is read. Pass a function of "
+                    "the epoch that returns new data, such as lambda epoch: images.shuffle(1000).batch(32)."
                 )
         return batch, steps
 
@@ -98,8 +98,8 @@ class Epochs:
             raise ValueError("Expected `steps_per_epoch` for data that never ends. Received: None")
         if total is not None and first and total <= first:
             raise ValueError(
-                f"Expected the data to have the {first} batches that the checkpoint has seen of its epoch, and more. "
-                f"Received: an epoch of {total} batches"
+                f"Expected an epoch of more than {first} batches, since the checkpoint is at batch {first}. "
+                f"Received: {total} batches"
             )
         return total
 
@@ -142,14 +142,14 @@ class Rows:
 
 
 def _array(array):
-    """Converts to NumPy, and floats to Keras' default type as `model.fit` does."""
+    """Converts an array to NumPy. Like `model.fit`, casts floats to `keras.config.floatx()`."""
     array = None if array is None else to_numpy(array)
     is_float = array is not None and array.dtype.kind == "f"
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
 
 class _Drawn:
-    """Reads the batches of an iterator by number, and keeps the first two, which TensorFlow reads twice."""
+    """Returns batches of an iterator by number. Stores the first two, because TensorFlow reads them twice."""
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}

@@ -16,9 +16,9 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
 
     If you start the same script again, it continues at the step of the last checkpoint. The result equals an
     uninterrupted run, bit for bit on one machine if the backend is deterministic, because each epoch sets the global
-    random seeds. To continue a finished run, start it again with more `epochs`; if a callback such as EarlyStopping has
-    stopped the run, without that callback. A loss or weight that is not finite stops the run, and the model gets the
-    weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
+    random seeds. To continue a finished run, start it again with more `epochs`. If a callback such as EarlyStopping
+    stopped the run, start it again without that callback. A loss or weight that is not finite stops the run, and the
+    model gets the weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -30,13 +30,13 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
         save_every: Int of at least 1, steps between checkpoints; 500 by default. Each epoch also ends with one.
         keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last checkpoint is damaged, the
             checkpoint before it is used.
-        seed: Int of at least 0, from which the order of arrays and the global random seeds follow; 0 by default.
+        seed: Int of at least 0, which determines the order of arrays and the global random seeds; 0 by default.
         allow: Tuple of the parts that may differ from the checkpoint: "seed", "model" (its config), "optimizer",
             "learning_rate" (the new rate is used), "loss", "data" (its sizes, values, order and class weights) and
             "callbacks" (their settings).
-        callbacks: List of callbacks. They see one run with one beginning and end. Checkpoints contain the states of
-            Keras' callbacks, and of any callback with `get_state()`, which returns a dict of JSON values and NumPy
-            arrays, and `set_state(state)`.
+        callbacks: List of callbacks. `on_train_begin` and `on_train_end` are called once for the run. Checkpoints
+            contain the states of Keras' callbacks, and of any callback with `set_state(state)` and `get_state()`, which
+            returns a dict of JSON values and NumPy arrays.
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
@@ -92,13 +92,13 @@ def train(
         batch, steps = data.first_batch()
         labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
         several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
-        # Keras would use only the largest label of an image.
+        # Keras would only use the weight of the class with the largest label.
         if class_weight is not None and np.any(several):
             raise ValueError(
-                "Expected one class an image for `class_weight`. Received: labels of several classes an image, or "
-                "mixed ones. Give a weight for each image: data=(images, labels, weights)."
+                "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "
+                "mixed labels. Pass a weight for each image: data=(images, labels, weights)."
             )
-        # This builds the metrics.
+        # Evaluate a batch to build the metrics.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
         record = describe_run(model, None, batch)
@@ -138,7 +138,7 @@ class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
             self.model.stop_training = True
 
 
-# Compiling ViT-B/16 takes about as much time as it saves in 200 steps.
+# The shortest run that is compiled. Compiling ViT-B/16 takes about the time that it saves in 200 steps.
 FEWEST_STEPS = 200
 
 
@@ -164,7 +164,7 @@ def compile_forward(model):
     """
     if keras.backend.backend() != "torch":
         problem = f"Expected the PyTorch backend. Received: {keras.backend.backend()}"
-        raise RuntimeError(f"{problem}. Its argument is model.compile(jit_compile=True)")
+        raise RuntimeError(f"{problem}. On this backend, use model.compile(jit_compile=True)")
     forward.set_compiled(model)
 
 

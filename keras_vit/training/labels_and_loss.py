@@ -9,7 +9,7 @@ from keras_vit.models.losses import Loss, loss_mismatch, recognised_loss
 from keras_vit.prediction.classes import output_activation
 
 _COUNTS = ("Precision", "Recall", "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives")
-# Metrics that may expect probabilities: {class: (argument, function that is True if its value means probabilities)}.
+# {metric that may expect probabilities: (argument, function that returns True if the argument means probabilities)}.
 _OF_PROBABILITIES = {
     "BinaryAccuracy": ("threshold", lambda value: 0 < value < 1),
     "AUC": ("from_logits", lambda value: not value),
@@ -18,7 +18,7 @@ _OF_PROBABILITIES = {
 
 
 class Head(NamedTuple):
-    """An output of a model with its labels and its `Loss`, None if unknown."""
+    """An output of a model, its labels and its `Loss`. A field is None if it is unknown."""
 
     name: str  # empty if the model has only one output
     labels: np.ndarray | None
@@ -57,8 +57,8 @@ def task_problem(graph, loss, num_classes):
     softmax = loss is not None and loss.kind != "multi_hot"
     if softmax and num_classes == 1:
         return (
-            f"Expected a loss for one output, such as BinaryCrossentropy. Received: {loss.name}, a softmax, which is 1 "
-            "for one output. For two classes build the model with num_classes=2."
+            f"Expected a loss for one output, such as BinaryCrossentropy. Received: {loss.name}. The softmax of "
+            "one output is always 1. For two classes, build the model with num_classes=2."
         )
     if (softmax and task == "multi_label") or (loss is not None and task == "regression"):
         wanted = "BinaryCrossentropy(from_logits=True)" if task == "multi_label" else '"mse"'
@@ -72,7 +72,7 @@ def label_problem(labels, num_classes, loss):
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
         expected = f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot"
-        return f"{expected}. Received: strings, as {example!r}. Use the index of each in the sorted list of all names."
+        return f"{expected}. Received: strings, such as {example!r}. Use their indices in the sorted list of all names."
     # A custom loss may take any labels, such as NaN.
     if loss is None:
         return None
@@ -84,23 +84,23 @@ def label_problem(labels, num_classes, loss):
         if column:
             return _class_problem(labels[labels != loss.ignored], num_classes)
         if labels.ndim == 2 and (labels % 1 != 0).any():
-            shape = f"mixed or smoothed labels of {shape}, as MixUp and CutMix make them"
+            shape = f"mixed or smoothed labels of {shape}, as from MixUp and CutMix"
         elif labels.ndim == 2 and labels.shape[1] == num_classes:
             shape = f"one-hot labels of {shape}"
-        return f"Expected integers as labels for {loss.name}. Received: {shape}. CategoricalCrossentropy takes them."
+        return f"Expected integers as labels for {loss.name}. Received: {shape}. Use CategoricalCrossentropy."
     # Binary labels may come as a column or as a vector.
     if loss.kind == "multi_hot" and num_classes == 1 and column:
         labels = labels.reshape(-1, 1)
     elif column:
         expected = f"Expected labels of shape (batch, {num_classes}) for {loss.name}"
-        return f"{expected}. Received: {shape}. SparseCategoricalCrossentropy takes integers."
+        return f"{expected}. Received: {shape}. For integers, use SparseCategoricalCrossentropy."
     if labels.ndim != 2 or labels.shape[1] != num_classes:
         expected = f"Expected labels of shape (batch, {num_classes}), one number for each output of the model"
         return f"{expected}. Received: {shape}"
     if loss.kind == "one_hot" and np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) > 1).any():
         return (
-            f"Expected one class an image for {loss.name}. Received: up to {labels.sum(axis=1).max():g} classes an "
-            "image. BinaryCrossentropy is the loss for several labels an image."
+            f"Expected one class per image for {loss.name}. Received: up to {labels.sum(axis=1).max():g} classes per "
+            "image. For several classes per image, use BinaryCrossentropy."
         )
     if labels.min() < 0 or labels.max() > 1:
         return f"Expected labels of 0 to 1 for {loss.name}. Received: {labels.min():g} to {labels.max():g}"
@@ -110,11 +110,11 @@ def label_problem(labels, num_classes, loss):
 def _class_problem(labels, num_classes):
     """Returns the mistake in labels that should be classes, or None."""
     if (labels % 1 != 0).any():
-        return f"Expected integers as labels. Received: numbers as {labels[labels % 1 != 0].flat[0]:g}"
+        return f"Expected integers as labels. Received: numbers such as {labels[labels % 1 != 0].flat[0]:g}"
     if not labels.size or num_classes == 1 or (labels.min() >= 0 and labels.max() < num_classes):
         return None
     low, high = labels.min(), labels.max()
-    counted = " They look as if counted from 1: subtract 1." if low >= 1 and high == num_classes else ""
+    counted = " If labels are counted from 1, subtract 1." if low >= 1 and high == num_classes else ""
     expected = f"Expected labels from 0 to {num_classes - 1}, as the model has {num_classes} outputs"
     return f"{expected}. Received: labels from {low:g} to {high:g}.{counted}"
 
@@ -123,8 +123,8 @@ def label_doubts(labels, all_labels, num_classes, loss):
     """Yields a message for each unusual fact about valid labels; `all_labels` are the labels of all images, or None."""
     if loss and loss.kind == "one_hot" and not np.allclose(sums := labels.sum(axis=1), 1, atol=1e-2):
         yield (
-            f"Expected labels that sum to 1 an image for {loss.name}. Received: sums from {sums.min():g} to "
-            f"{sums.max():g}. BinaryCrossentropy is the loss for several labels an image."
+            f"Expected labels that sum to 1 for each image for {loss.name}. Received: sums from {sums.min():g} to "
+            f"{sums.max():g}. For several classes per image, use BinaryCrossentropy."
         )
     counts = count_classes(all_labels, num_classes, loss)
     if absent := [str(i) for i, count in enumerate(counts or ()) if not count]:
@@ -149,7 +149,7 @@ def count_classes(labels, num_classes, loss):
 
 
 def loss_problems(model, graph, loss, images):
-    """Returns a message in a list if the loss expects logits and gets probabilities, or the reverse."""
+    """Returns [message] if the loss expects logits but the model returns probabilities, or the reverse; else []."""
     try:
         probable = graph is not None and output_activation(graph) is None
     except ValueError:
@@ -168,7 +168,7 @@ def metric_problems(model, loss, num_classes):
     """Returns a message for each metric that expects probabilities if the model returns logits."""
     try:
         compiled = model.get_compile_config() or {}
-    # A user's own metric may have no config.
+    # A custom metric may have no config.
     except Exception:
         return []
     given = [compiled.get("metrics"), compiled.get("weighted_metrics")] if loss.from_logits else []
@@ -185,7 +185,7 @@ def metric_problems(model, loss, num_classes):
             remedy = "from_logits=True" if key == "from_logits" else f"{key}=0.0"
             better = name if name in _OF_PROBABILITIES else "BinaryAccuracy"
             problems.append(
-                f"Expected metrics for logits, as the model and {loss.name} have them. Received: {name}, which takes "
-                f"probabilities. keras.metrics.{better}({remedy}) takes logits."
+                f"Expected metrics for logits, because the model returns logits. Received: {name}, a metric of "
+                f"probabilities. Use keras.metrics.{better}({remedy})."
             )
     return problems

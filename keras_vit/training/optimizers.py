@@ -10,11 +10,11 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.models.backbone import find_parts
 
-# `step` is the number of steps done so far: a number, a NumPy array or a float tensor.
+# In these schedules, `step` is the number of finished steps: a number, a NumPy array or a float tensor.
 
 
 def warmup(step, warmup_steps):
-    """Returns the factor of a linear warm-up, from 0 to 1; always 1 without `warmup_steps`."""
+    """Returns the factor of a linear warm-up, from 0 to 1; always 1 if `warmup_steps` is 0."""
     if not warmup_steps:
         return _library(step).ones_like(step)
     return _library(step).minimum(1.0, step / warmup_steps)
@@ -27,7 +27,7 @@ def constant(step, peak, total_steps, warmup_steps=0):
 
 
 def linear(step, peak, total_steps, warmup_steps=0, end=1e-5):
-    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; `end` defaults to the official code's."""
+    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; `end` is 1e-5 in the official code."""
     lr = end + (peak - end) * (1 - _progress(step, total_steps, warmup_steps))
     return lr * warmup(step, warmup_steps)
 
@@ -51,7 +51,7 @@ DECAYS = {"constant": constant, "linear": linear, "cosine": cosine, "rsqrt": rsq
 
 
 def _library(step):
-    """Returns `keras.ops` for a tensor, NumPy for a number or an array."""
+    """Returns the library that computes with `step`: `keras.ops` for a tensor, NumPy for a number or an array."""
     return ops if ops.is_tensor(step) else np
 
 
@@ -65,7 +65,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         peak: Float above 0, the learning rate at the end of the warm-up.
-        total_steps: Int, the steps of the whole training; with gradient accumulation they still count batches.
+        total_steps: Int, the batches of the whole training, also with gradient accumulation.
         warmup_steps: Int, less than `total_steps`; 0 for no warm-up.
         decay: "cosine", "linear", "constant" or "rsqrt".
         **options: The final learning rate `end` for "linear" (1e-5, as in the official code) and "cosine" (0); for
@@ -110,7 +110,7 @@ def is_decayed(path: str) -> bool:
 
 
 def _class_of_backend(optimizer_class):
-    """Returns the class that Keras instantiates: on PyTorch a subclass with fused updates, which ours must extend."""
+    """Returns the class that Keras makes objects of. On PyTorch, it is a subclass with fused updates; extend that."""
     return type(optimizer_class.__new__(optimizer_class))
 
 
@@ -120,7 +120,7 @@ class _Averaged:
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         if self.use_ema and self.gradient_accumulation_steps:
-            # Keras averages after each batch, also between updates.
+            # Keras averages after each batch, also between updates. Convert the momentum per update to one per batch.
             self.ema_momentum **= 1 / self.gradient_accumulation_steps
 
     @classmethod
@@ -133,7 +133,7 @@ class _Averaged:
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
         if self.use_ema:
-            # On JAX, the averages share arrays with the model, and training donates these arrays.
+            # On JAX, the averages share arrays with the model. Training donates these arrays, so copy them.
             for variable in var_list:
                 variable.assign(ops.copy(variable))
 
@@ -142,16 +142,15 @@ class _Averaged:
 class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
     """`keras.optimizers.AdamW` with weight decay on kernels only; its defaults are DeiT's.
 
-    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k) it is the Adam of the ViT paper's pre-training, whose
-    code decouples the decay too. The kernels are found by their paths in each `build`; Keras' own AdamW forgets
-    `exclude_from_weight_decay` when a saved model is loaded.
+    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k), it equals the Adam of the ViT paper's pre-training,
+    whose code also decouples the decay from the gradient. Each `build` finds the kernels by their paths, whereas
+    `keras.optimizers.AdamW` loses `exclude_from_weight_decay` when a saved model is loaded.
 
     Args:
-        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`; DeiT's is 5e-4 per 512 images of a
-            batch.
+        learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`. DeiT uses 5e-4 * batch size / 512.
         weight_decay: Float of at least 0.
         beta_1, beta_2: Floats in [0, 1), the decay rates of the two moments.
-        epsilon: Float above 0; the default is Flax' 1e-8, not Keras' 1e-7.
+        epsilon: Float above 0. The default is 1e-8 as in Flax; the default of Keras is 1e-7.
         **options: Other options of the Keras optimizer, as in `SGD`.
 
     Example:
@@ -194,7 +193,7 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
     >>> model.compile(SGD(0.03, gradient_accumulation_steps=4), "mse")
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1 and table 4. The official code keeps
-    the momentum in bfloat16; here it has the weights' dtype.
+    the momentum in bfloat16; this class keeps it in the weights' dtype.
     """
 
     def __init__(self, learning_rate=0.01, momentum=0.9, *, global_clipnorm=1.0, **options):
@@ -202,13 +201,13 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Maps the name of each layer to its depth: 0 before the blocks, i in block i of 1 to n, n + 1 after them."""
+    """Returns {layer name: depth}: 0 before the blocks, i in block i (from 1 to n), n + 1 after the blocks."""
     parts = find_parts(model)
     depths, levels = {}, {}
     for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):
         for layer in layers:
             if layer.weights and levels.setdefault(layer.name, level) != level:
-                expected = "Expected names for the layers around the model that differ from those of the layers in it"
+                expected = "Expected different names for the layers in a nested model and the layers around it"
                 raise ValueError(f"{expected}. Received: model {model.name!r} with two layers named {layer.name!r}")
             if layer.weights or layer.name not in depths:
                 depths[layer.name] = min(level, len(parts.blocks) + 1)
@@ -228,11 +227,11 @@ class LayerDecay(keras.optimizers.Optimizer):
     """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
     If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
-    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, which clips by the global norm.
+    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, which also clips gradients.
 
     Args:
-        optimizer: The `keras.optimizers.Optimizer` to wrap, or its name, without `use_ema`, which would average the
-            unscaled weights.
+        optimizer: The `keras.optimizers.Optimizer` to wrap, or its name. It must not have `use_ema`, which would
+            average the weights before their updates are scaled.
         multipliers: A dict from layer names to factors. `from_model` computes it for a model.
 
     Raises:
@@ -300,7 +299,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             variable.assign(before + factor * (ops.stop_gradient(variable) - before))
 
     def _layer(self, variable):
-        """Returns the layer of `multipliers` that a variable belongs to; outer models may precede it in the path."""
+        """Returns the layer in `multipliers` to which a variable belongs. Its path may begin with outer models."""
         return next((name for name in variable.path.split("/") if name in self.multipliers), None)
 
     @property

@@ -13,7 +13,7 @@ _PRETRAIN = {
     "optimizer": "adam",
     "warmup_steps": 10_000,
 }
-# These are defaults of `Recipe`: batch size 512, SGD, cosine decay, no weight decay, global clipnorm 1.
+# The other settings are defaults of `Recipe`: batch size 512, SGD, cosine decay, no weight decay, clipnorm 1.
 _FINETUNE = {
     "source": f"{_VIT} 4; the warm-up, a tenth of the steps, is ours",
     "cost": "not published",
@@ -253,4 +253,4 @@ class _Recipes(dict):
 
 
 RECIPES = _Recipes({name: Recipe(name, **settings) for name, settings in _SETTINGS.items()})
-"""The `Recipe` of each name, as `keras-vit recipes` lists them; an unknown name raises a ValueError."""
+"""The recipes by name, as in the list of `keras-vit recipes`. An unknown name raises a ValueError."""

@@ -1,4 +1,4 @@
-"""Saves a run every few steps, and restores it at its last checkpoint."""
+"""Saves the state of a run every few steps, and resumes the run from its last checkpoint."""
 
 import math
 
@@ -23,11 +23,11 @@ _UNKNOWN_STOPPER = "the model"
 
 
 class ResumableRun(keras.callbacks.CallbackList):
-    """The callbacks and checkpoints of a run, which calls `model.fit` once per epoch. Callbacks see a single run.
+    """The callbacks and checkpoints of a run. `model.fit` is called once per epoch, but callbacks see a single run.
 
     `every` is the number of steps between checkpoints, and `params` is the dict that callbacks get. The attributes
-    `epoch`, `batch` and `step` are the position, and `first_step` is the step at which this process began. `diverged`
-    is True after a number that is not finite. `stopped` is the name of the callback that stopped the run.
+    `epoch`, `batch` and `step` are the position in the run; `first_step` is the step at which this process began.
+    `diverged` is True after a NaN or infinity. `stopped` is the name of the callback that stopped the run, or None.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):
@@ -48,7 +48,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         super().set_params(params)
         for callback in self.callbacks:
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                # In the last epoch, the callback would drop the weights before averaging, which a longer run needs.
+                # In the last epoch, the callback would drop the weights before averaging. A longer run needs them.
                 callback.set_params({**params, "epochs": params["epochs"] + 1})
 
     def begin(self, record, allow):
@@ -59,7 +59,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         step = -1 if slot is None else slot.facts["step"]
         if agree(step) != step:
             raise ValueError(
-                "Expected the folder of checkpoints to be the same for all processes. "
+                "Expected all processes to use the same folder of checkpoints. "
                 f"Received: {str(self.checkpoints.folder)!r}, with other checkpoints than in process 0"
             )
         if slot is not None:
@@ -105,7 +105,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_end")
 
     def undo_average(self):
-        """Restores the weights that `model.fit` has replaced by their moving average at the end of an epoch."""
+        """Restores the trained weights. At the end of an epoch, `model.fit` replaces them by their moving average."""
         if self.arrays:
             assign(self.trained, self.arrays, None, "model")
 
@@ -124,7 +124,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self.offset = self.batch
 
     def restore_generators(self):
-        """Restores PyTorch's generators before the first batch is read, but after Keras' loader has drawn a number."""
+        """Restores PyTorch's random states before the first batch is read, but after Keras' data loader used them."""
         states, self.generators = self.generators, {}
         set_generator_states(states)
 
@@ -140,7 +140,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_batch_end", batch, logs)
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
-        # `on_epoch_end` saves the last step of an epoch, as the start of the next epoch.
+        # Do not save after the last step of an epoch: `on_epoch_end` saves it as the start of the next epoch.
         elif self.step - self.saved_step >= self.every and self.batch != self.params["steps"]:
             self._save()
 
@@ -152,7 +152,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._save()
 
     def _call(self, event, *args):
-        """Calls a method of each callback, and notes which one stops the run."""
+        """Calls a method of each callback, and stores the name of a callback that stops the run."""
         for callback in self.callbacks:
             stopped = self.trained.stop_training
             getattr(callback, event)(*args)
@@ -180,7 +180,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             if found:
                 raise ValueError(
                     f"{str(slot.path)!r} is of another run: {found}. {OTHER_FOLDER.format(slot.path.parent)} "
-                    f"`allow=({part!r},)` resumes it all the same."
+                    f"To resume it anyway, pass `allow=({part!r},)`."
                 )
 
     def _states(self, slot):
@@ -199,7 +199,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         """Restores the model, the optimizer, the metrics and the callbacks from the checkpoint."""
         slot, self.slot = self.slot, None
         for callback in () if self.batch else self.swaps:
-            # A checkpoint of the end of an epoch contains the average. These calls make the callback notice this.
+            # A checkpoint at the end of an epoch contains the average. These calls set the callback's state to this.
             callback.on_epoch_begin(self.epoch)
             callback.on_epoch_end(self.epoch)
         assign(self.model, slot.arrays, slot.facts, "model", "optimizer", *(["metrics"] if self.batch else []))
@@ -218,7 +218,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         """Writes a checkpoint if the run has not diverged. If a weight is not finite, stops the run instead."""
         if self.diverged:
             return
-        # On JAX, `self.model` copies the training state to the variables.
+        # On JAX, reading `self.model` copies the training state to the variables.
         model = self.model
         arrays = model_arrays(model) | generator_states()
         for i, variable in enumerate(model.variables):
@@ -226,13 +226,12 @@ class ResumableRun(keras.callbacks.CallbackList):
                 self._stop(f"The weight {variable.path!r} is not finite at step {self.step}.")
                 return
         for name, first in list(self.first_attributes.items()):
-            # Each callback is named once.
             now = callback_states.own_attributes(self.named[name])
             if changed := sorted(key for key, value in now.items() if value != first.get(key)):
                 del self.first_attributes[name]
                 print(
                     f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
-                    "a resumed run starts it afresh. Give it get_state() and set_state(state) to have it saved."
+                    "a resumed run starts with a new callback. To save it, define get_state() and set_state(state)."
                 )
         facts = {name: getattr(self, name) for name in ("epoch", "batch", "step", "record", "stopped")}
         facts |= {"variables": signature(model), "callbacks": []}
@@ -242,7 +241,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             except TypeError as error:
                 raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
             facts["callbacks"].append([name, state])
-        # A resumed run derives the seeds of all processes from process 0. Do so now too, to draw the same numbers.
+        # A resumed run derives all processes' seeds from process 0. Do this now too, so that both runs are equal.
         spread_seeds(model)
         try:
             if process_id() == 0:
@@ -257,7 +256,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             self._keep(arrays)
 
     def _keep(self, arrays):
-        """Keeps the weights of the end of an epoch if `model.fit` replaces them by their average."""
+        """Stores the weights at the end of an epoch if `model.fit` replaces them by their average."""
         if _averages(self.trained.optimizer):
             self.arrays = {name: array for name, array in arrays.items() if name.startswith("model/")}
 

@@ -12,7 +12,7 @@ from keras_vit.prediction.inputs import functional_graph, to_numpy
 from keras_vit.training.epochs import is_arrays
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "data", "loss", "callbacks")
-# Arrays up to this size are compared as a whole, larger ones by a sample of rows.
+# Compare arrays up to this size as a whole, and larger arrays by a sample of rows.
 _WHOLE_BYTES, _ROWS = 2**26, 4096
 # Module names differ between backends and versions. Checkpoints contain the states of generators, so seeds may differ.
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
@@ -21,7 +21,7 @@ _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", 
 def describe_run(model, data, batch=None):
     """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
     rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
-    # Weights outside `model.variables`, such as a distiller's teacher.
+    # Weights that are not in `model.variables`, such as the teacher's weights in a distiller.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     return {
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
@@ -77,11 +77,11 @@ def describe_data(data, batch, steps, **options):
 
 
 def difference(saved, here, place=""):
-    """Describes the first difference of two records in the keys that both have; None if there is none."""
+    """Describes the first difference of two records, at a key that both have; None if there is no difference."""
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
-        # The layers of a model have names.
+        # Name the item of a list of layers by the name of the layer.
         configs = [value.get("config", value) if isinstance(value, dict) else {} for value in here]
         names = [config.get("name", i) if isinstance(config, dict) else i for i, config in enumerate(configs)]
         pairs = [*zip(names, saved, here, strict=False), ("length", len(saved), len(here))]

@@ -58,11 +58,11 @@ def run(
         recipe: A `Recipe`.
         make_dataset: Function that takes "train" or "test" and `keras_vit.data.pipeline` options; returns that dataset.
         out: Path of the run's folder, which is created.
-        weights: The checkpoint to start from instead of the recipe's, as in `Recipe`; "none" for random weights.
+        weights: The checkpoint to start from, as in `Recipe`; None: the recipe's; "none": random weights.
         seed: Int, for the initial weights, the order and the augmentation.
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
-        distribution, model_devices: As for `keras_vit.distribution.distributed`. A resumed run may use another split.
+        distribution, model_devices: As for `keras_vit.distribution.distributed`. A resumed run may use other devices.
             If there are several processes (see `keras_vit.distribution.initialize`), each calls `run` with the same
             arguments and a shared folder.
         verbose: As for `model.fit`; 0 also hides the summary.
@@ -70,7 +70,7 @@ def run(
     Raises:
         ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or the
             devices do not divide its batch.
-        RuntimeError: If the backend does not support this split; the message contains a remedy.
+        RuntimeError: If the backend does not support this distribution; the message contains a remedy.
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
     Example:
@@ -99,7 +99,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if recipe.batch_size is None:
         recipe = recipe.replace({"batch_size": batch_size_for(labels.num_images)})
     if recipe.batch_size % split.parts:
-        expected = f"Expected a `batch_size` that the {split.parts} devices with a part of each batch divide"
+        expected = f"Expected a `batch_size` that is a multiple of {split.parts}, the devices that share a batch"
         raise ValueError(f"{expected}. Received: {recipe.batch_size}")
     with silenced(verbose == 0):
         model = build(recipe, labels.num_classes, weights, labels.class_names)
@@ -111,10 +111,10 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     one_hot = len(train.element_spec[1].shape) == 2
     if one_hot and kind == "int":
         options["labels"] = "one_hot"
-    # Padding gives each device the same number of images. Padding has weight 0 in the metrics.
+    # Pad the test batches, so that each device gets as many images. Padding has weight 0 in the metrics.
     test = make_dataset("test", **options, training=False, pad_remainder=split.parts > 1)
     if test.class_names != train.class_names or test.num_classes != train.num_classes:
-        expected = f"Expected the classes {train.class_names[:5]} ... of the training images in the test images as well"
+        expected = f"Expected test images with the classes of the training images, {train.class_names[:5]} ..."
         raise ValueError(f"{expected}. Received: {test.class_names[:5]} ...")
     length = lengths(recipe, train.num_images, test.num_images)
 
@@ -138,14 +138,14 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         # A setting that is missing in `recipe.json` is newer than that run, and is not compared.
         different = sorted(key for key in here if here[key] != other.get(key, here[key]))
         if listed := ", ".join(f"{key}={other[key]!r} and not {here[key]!r}" for key in different):
-            expected = "Expected `out` to be a new folder, or that of the same run"
+            expected = "Expected `out` to be a new folder, or the folder of the same run"
             raise ValueError(f"{expected}. {str(out)!r} holds one with {listed}")
     lengths_of_fit = {"epochs": length.total / length.epoch, "steps_per_epoch": length.epoch}
     preflight(trained, train, validation_data=test, **lengths_of_fit, verbose=int(verbose != 0))
     if writes:
         out.mkdir(parents=True, exist_ok=True)
         _write(path, facts)
-    # Only names are kept, because datasets are too large.
+    # Store only the names of broken images, because datasets are too large.
     broken, reading = set(), train
 
     # `fit` calls this function twice for the first epoch.
@@ -188,7 +188,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # The time since the last start, which was at `first_step`.
+        # The time since this process started the run, at step `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": ended.first_step,
         "parameters": model.count_params(),
@@ -197,7 +197,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
-        # The columns of paths and labels of the training table.
+        # The names of the training table's columns of paths and labels.
         "table_columns": getattr(train, "table_columns", None),
     }
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):

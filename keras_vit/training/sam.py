@@ -29,7 +29,7 @@ class _Gradients:
 
 
 class SAM(TrainingWrapper):
-    """Trains a model by sharpness-aware minimization, with the gradient at the worst point nearby.
+    """Trains a model by sharpness-aware minimization: with the gradient at the nearby weights of the largest loss.
 
     Each step computes the gradient g at the weights w, then a second one at `w + rho * g / ||g||` (global norm), and
     applies it at w, at twice the cost. Both gradients use the same dropout. Compile and fit this wrapper; it returns
@@ -67,7 +67,7 @@ class SAM(TrainingWrapper):
 
     @property
     def optimizer(self):
-        """The compiled optimizer, or its stand-in while gradients are recorded."""
+        """The compiled optimizer, or while gradients are recorded, the object that records them."""
         return self._optimizer if self._recorder is None else self._recorder
 
     @optimizer.setter
@@ -75,7 +75,7 @@ class SAM(TrainingWrapper):
         self._optimizer, self._recorder = value, None
 
     def train_step(self, *args):
-        # On JAX, a step takes and returns the state.
+        # On JAX, Keras passes the state of the model as well, and the step returns it.
         return self._stateless_train_step(*args) if len(args) == 2 else self._stateful_train_step(*args)
 
     def _stateless_train_step(self, state, data):
@@ -116,7 +116,7 @@ class SAM(TrainingWrapper):
         return recorder.gradients, result
 
     def _steps(self, gradients):
-        """Returns each weight's step to the worst point nearby; None without a gradient."""
+        """Returns the change of each weight to the nearby weights of the largest loss; None without a gradient."""
         gradients = whole_batch_gradients(gradients)
         squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None]
         # A norm of 0 gives a step of 0.

@@ -1,4 +1,4 @@
-"""The settings of a training run, and how to change them."""
+"""Recipes: the settings of a training run. Builds the model, optimizer, loss and metrics of a recipe."""
 
 import ast
 import contextlib
@@ -39,10 +39,10 @@ class Recipe:
         holdout: Share of each class to test on if a folder has no test images, in (0, 1).
         family: "vit", "bit", "coatnet" or "efficientnet", which `keras_vit.ViT`, `BiT`, `CoAtNet` or `EfficientNet`
             builds.
-        variant, image_size, weights: As for that builder. If `weights` is a path, a name of a hub or the full name of a
-            published checkpoint, it decides the architecture, and `variant` is not used.
+        variant, image_size, weights: As for that builder. If `weights` is a path, a model on a hub or the full name of
+            a published checkpoint, it determines the architecture, and `variant` is not used.
         model: Other arguments of that builder.
-        train, lora_rank: "all", "head" (the rest is frozen) or "lora" (updates of rank `lora_rank`, and the head).
+        train, lora_rank: Weights to train: "all", "head", or "lora" (the head, and updates of rank `lora_rank`).
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
         crop, crop_scale: The crop of the training images, "pretrain", "finetune", "pad" or "eval", as in
             `keras_vit.data.Crop`, and the smallest share of the area that "pretrain" keeps, 0 to 1.
@@ -50,17 +50,17 @@ class Recipe:
         policy: The augmentation, one of `keras_vit.data.POLICIES`.
         label_smoothing: Share of each label spread over the classes, 0 to 1; 0 with "sigmoid" or the policy "deit".
         loss: "softmax", or "sigmoid" for a binary label per class.
-        batch_size: Images per batch; None for 16 to 64, by the number of training images.
-        steps, epochs, min_steps: Length in batches, or in passes over the training images and at least `min_steps`.
+        batch_size: Images per batch; None: 16 to 64, depending on the number of training images.
+        steps, epochs, min_steps: Length of the run: `steps` batches, or `epochs`, but at least `min_steps` batches.
         optimizer: "sgd", "adamw" (DeiT's name) or "adam" (the ViT paper's name for the same optimizer).
         learning_rate, sweep: The peak of the schedule, and the peaks that the source tried.
         weight_decay: On kernels only; 0 with "sgd".
         clip: The largest global gradient norm; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
         warmup_steps, warmup_epochs, warmup_percent: Linear warm-up in steps, epochs or percent of the run; at most one.
-        accumulate: Batches per update; lengths still count batches.
+        accumulate: Batches per update; `steps` and other lengths still count batches.
         ema: Momentum of a moving average of the weights, which replaces them at the end; None for none.
-        layer_decay: Learning-rate factor from each block to the one below; None for none.
+        layer_decay: The learning rate of a block / learning rate of the block above it; None for equal rates.
         sam: The radius of sharpness-aware minimization; None for none.
 
     Raises:
@@ -182,7 +182,7 @@ class Recipe:
         fields, model = {}, dict(self.model)
         for key, value in changes.items():
             if isinstance(value, str):
-                # Other text than a Python literal stays as it was given.
+                # Text that is not a Python literal stays a string.
                 with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                     value = ast.literal_eval(value)
             if key.startswith("model."):
@@ -222,7 +222,7 @@ def build(recipe, num_classes, weights=None, class_names=None):
     given = {"image_size": recipe.image_size, "num_classes": num_classes, "class_names": class_names or None}
     given |= {"task": task, "include_preprocessing": True, "dtype": recipe.dtype, **recipe.model}
     if weights is not None and (os.path.exists(weights) or is_name(weights) or find(weights) is not None):
-        # The checkpoint decides the architecture, not `recipe.variant`.
+        # The checkpoint determines the architecture, and `recipe.variant` is not used.
         model = from_pretrained(weights, **given)
     else:
         model = build_variant(FAMILIES[recipe.family], recipe.variant, {"weights": weights, **given})
@@ -249,9 +249,9 @@ def optimizer(recipe, model, total_steps, warmup_steps):
 
 
 def loss(recipe, one_hot):
-    """Builds a recipe's loss on logits; with `one_hot`, labels have a number per class."""
+    """Builds the loss of a recipe for logits. If `one_hot`, labels have one number per class."""
     if recipe.loss == "sigmoid":
-        # The source sums over the classes, so that the step size does not depend on the number of classes.
+        # The recipe's source sums the loss over the classes, and Keras would average it.
         return _SumOverClasses(from_logits=True)
     if one_hot:
         return keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing)
@@ -267,13 +267,13 @@ class _SumOverClasses(keras.losses.BinaryCrossentropy):
 
 
 def kind_of_labels(recipe, spec):
-    """Returns the kind of labels in a dataset's `element_spec`: "int", or "multi_hot" for several per image."""
+    """Returns the kind of labels in a dataset's `element_spec`: "int", or "multi_hot" (several classes per image)."""
     if not isinstance(spec, tuple):
-        raise ValueError("Expected images with labels to train and test on. Received: images alone")
+        raise ValueError("Expected images with labels to train and test on. Received: only images")
     if len(spec[1].shape) == 1:
         return "int"
     if recipe.loss != "sigmoid":
-        raise ValueError(f"Expected loss='sigmoid' for images of several labels. Received: loss={recipe.loss!r}")
+        raise ValueError(f"Expected loss='sigmoid' for images with several labels. Received: loss={recipe.loss!r}")
     return "multi_hot"
 
 
@@ -292,7 +292,7 @@ def metrics(num_classes, one_hot, kind):
 
 
 class Lengths(NamedTuple):
-    """Lengths in steps: of the run, of its warm-up, and of an epoch, which ends with an evaluation."""
+    """The lengths in steps of the run, of the warm-up and of an epoch. An epoch ends with an evaluation."""
 
     total: int
     warmup: int
@@ -300,7 +300,7 @@ class Lengths(NamedTuple):
 
     @property
     def epochs(self):
-        """Epochs of the run; the last may be shorter."""
+        """The number of epochs. The last epoch may be shorter."""
         return -(-self.total // self.epoch)
 
 
@@ -316,11 +316,11 @@ def lengths(recipe, num_images, num_test_images):
     warmup = recipe.warmup_steps or round(recipe.warmup_epochs * steps + recipe.warmup_percent / 100 * total)
     if warmup >= total:
         logger.warning(
-            "Expected a warm-up shorter than the run, %d steps. Received: %d steps. It takes a tenth, %d steps; "
-            "`warmup_steps` sets another.",
+            "Expected a warm-up shorter than the run, %d steps. Received: %d steps. Using a tenth of the run, %d "
+            "steps. To change it, set `warmup_steps`.",
             *(total, warmup, total // 10),
         )
         warmup = total // 10
-    # Short epochs are joined, so that evaluating and saving take no more time than training.
+    # Join short epochs, so that evaluating and saving do not take more time than training.
     epoch = max(math.ceil(steps), num_test_images // recipe.batch_size, min(25, total // 20))
     return Lengths(total, warmup, min(total, epoch))

@@ -38,10 +38,10 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
         model: A model of this package's builders, with its own head or yours, or a model that nests one. The blocks of
             a BiT are its residual units.
         blocks: Int, the number of blocks to freeze, counted from the embedding, which is frozen too; 0 freezes only the
-            embedding. None freezes everything but the head: every layer above the backbone and around a nested one.
+            embedding. None freezes all but the head: the layers above the backbone, and around a nested backbone.
 
     Raises:
-        ValueError: If the model has fewer blocks than `blocks` or has LoRA weights, nothing would be left to train, or
+        ValueError: If the model has fewer blocks than `blocks` or has LoRA weights, no weights are left to train, or
             a layer to train is quantized to integers.
 
     Example:
@@ -50,7 +50,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     """
     parts = find_parts(model)
     if has_lora(model):
-        raise ValueError(f"Expected a model without LoRA, which chose what to train. Received: model {model.name!r}")
+        raise ValueError(f"Expected a model without LoRA, which also freezes layers. Received: model {model.name!r}")
     num_blocks = len(parts.blocks)
     if blocks is not None and arguments.non_negative_int("blocks", blocks) > num_blocks:
         raise arguments.invalid("blocks", f"at most {num_blocks}, the model's depth", blocks)
@@ -60,8 +60,8 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     # Layers that are not built yet may get weights.
     if not any(layer.weights or not layer.built for layer in trained):
         raise ValueError(
-            f"Expected a model with something left to train. Received: model {model.name!r}, which has no weights "
-            "above its frozen layers. Add a head, as with num_classes, or freeze fewer blocks."
+            f"Expected a model with weights left to train. Received: model {model.name!r}, which has no weights "
+            "above its frozen layers. Add a head, for example with num_classes, or freeze fewer blocks."
         )
     _refuse_quantized(model, trained)
     unfreeze(model)
@@ -95,7 +95,7 @@ def enable_lora(
 ) -> Parameters:
     """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the rest, in place.
 
-    The outputs stay the same until training. Compile the model afterwards, and do not set `trainable` of its layers:
+    The outputs do not change before training. Compile the model afterwards. Do not set `trainable` of its layers, since
     Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; a clone by
     `keras.models.clone_model` has new updates. Returns `Parameters(trainable, frozen)`.
 
@@ -157,7 +157,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
         raise ValueError(f"Expected a model with LoRA. Received: model {model.name!r}")
     layers = _dense_layers(_parts(model).blocks)
     if modes := {dense.quantization_mode for dense in layers} - {None}:
-        expected = "Expected a model that is not quantized: merge it before, and quantize what this returns"
+        expected = "Expected a model that is not quantized. Merge before you quantize the model"
         raise ValueError(f"{expected}. Received: model {model.name!r}, quantized to {', '.join(modes)}")
     merged = type(model).from_config(_without_lora(model.get_config()))
     unfreeze(merged)
@@ -178,13 +178,12 @@ def _refuse_quantized(model, layers):
     within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
     if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(
-            "Expected layers to train that are not quantized: quantize after the training, or all layers but these. "
+            "Expected layers to train that are not quantized. Quantize only frozen layers, or quantize after training. "
             f"Received: model {model.name!r} with quantized {', '.join(names)}"
         )
 
 
 def _without_lora(config):
-    """Removes LoRA from the layers in a model's config."""
     if isinstance(config, list):
         return [_without_lora(each) for each in config]
     if not isinstance(config, dict):
@@ -197,7 +196,7 @@ def _without_lora(config):
 
 def _parts(model):
     parts = find_parts(model)
-    # The only dense layers of EfficientNet are in squeeze-and-excitation.
+    # EfficientNet has dense layers only in squeeze-and-excitation, which LoRA does not support.
     if config_of(parts.models[-1]).family == "efficientnet" or not _dense_layers(parts.blocks):
         raise ValueError(
             "Expected a model of this package's builders, with transformer blocks. "
@@ -207,5 +206,5 @@ def _parts(model):
 
 
 def _dense_layers(blocks):
-    """Returns the dense layers of the blocks that have any."""
+    """Returns the dense layers in the blocks."""
     return [dense for block in blocks if isinstance(block, CompositeLayer) for dense in block.dense_layers()]

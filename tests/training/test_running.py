@@ -98,7 +98,7 @@ def test_run_refuses_other_classes_and_scaled_images(images, tmp_path):
         return images(part, **{**options, "normalize": True})
 
     message = "images of 0 to 255, as the model takes them. Received: values from -0.9"
-    for make, match in ((reordered, "in the test images as well"), (scaled, message)):
+    for make, match in ((reordered, "Expected test images with the classes"), (scaled, message)):
         with pytest.raises(ValueError, match=match):
             training.run(training.RECIPES["finetune_pets"].replace(TINY), make, tmp_path / "run", weights="none")
         assert not (tmp_path / "run").exists()

@@ -86,8 +86,8 @@ def test_freeze_trains_a_custom_head(around):
 
 def test_freeze_with_nothing_left_to_train_is_refused():
     model = tiny.build(num_classes=0)
-    refuses("something left to train. Received: model 'vit_B16'", freeze, model)
-    refuses("something left to train", freeze, keras.Sequential([model, keras.layers.Dropout(0.1)]))
+    refuses("weights left to train. Received: model 'vit_B16'", freeze, model)
+    refuses("weights left to train", freeze, keras.Sequential([model, keras.layers.Dropout(0.1)]))
     body = keras.Model(model.input, model.get_layer("block_01").output)
     refuses("freeze fewer blocks", freeze, body, blocks=2)
     assert not model.non_trainable_weights and freeze(model, blocks=2).trainable == 2 * 12
@@ -241,7 +241,7 @@ def test_quantized_layers_are_not_trained():
     model = tiny.build(num_layers=1)
     model.quantize("int8")
     for train in (freeze, lambda model: enable_lora(model, rank=2)):
-        refuses("layers to train that are not quantized: .* with quantized head", train, model)
+        refuses("layers to train that are not quantized. .* with quantized head", train, model)
     refuses("with quantized head, block_00/attention/qkv, .*, block_00/mlp/dense_2", freeze, model, blocks=0)
     assert not trainable.has_lora(model)
     enable_lora(model, rank=2, train_head=False)
