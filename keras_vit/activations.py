@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_vit import arguments
+
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 def gelu_tanh(x):
@@ -21,10 +23,12 @@ keras.saving.get_custom_objects()["keras_vit>relu_with_nan"] = keras.activations
 _OWN = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 
-def get(identifier):
-    """Returns the activation for a name, config or callable."""
-    own = _OWN.get(identifier) if isinstance(identifier, str) else None
-    return keras.activations.get(identifier) if own is None else own
+def get(identifier, argument="activation"):
+    """Returns the activation for a name, config or callable; errors name the `argument`."""
+    if isinstance(identifier, str) and identifier in _OWN:
+        return _OWN[identifier]
+    expected = 'an activation of Keras, as a name or a function, or "gelu_tanh"'
+    return arguments.found(argument, identifier, keras.activations.get, expected)
 
 
 def name_or_function(activation):

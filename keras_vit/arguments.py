@@ -2,10 +2,13 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import numbers
+import os
 import re
 import reprlib
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -43,7 +46,13 @@ def non_negative_int(name, value, most=MOST):
     return _int(name, value, 0, most)
 
 
+def _scalar(value):
+    """Returns an array without axes as a NumPy scalar, and other values unchanged."""
+    return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+
+
 def _int(name, value, least, most):
+    value = _scalar(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise invalid(name, f"an integer of at least {least}", value)
     if value > most:
@@ -68,6 +77,7 @@ def image_size(value):
 
 def is_number(value):
     """Returns True if `value` is a finite number."""
+    value = _scalar(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     # `math.isfinite` raises an OverflowError for an integer that is too large for a float.
@@ -81,11 +91,17 @@ def number(name, value):
     return float(value)
 
 
-def rate(name, value):
-    """Returns `value` as a float; raises if it is not a number in [0, 1)."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise invalid(name, "a number in [0, 1)", value)
+def _number_in(name, value, expected, holds):
+    """Returns `value` as a float; raises if it is not a finite number for which `holds` is True."""
+    if not is_number(value) or not holds(value):
+        raise invalid(name, expected, value)
     return float(value)
+
+
+rate = functools.partial(_number_in, expected="a number in [0, 1)", holds=lambda value: 0 <= value < 1)
+fraction = functools.partial(_number_in, expected="a number in (0, 1)", holds=lambda value: 0 < value < 1)
+share = functools.partial(_number_in, expected="a number from 0 to 1", holds=lambda value: 0 <= value <= 1)
+non_negative_number = functools.partial(_number_in, expected="a number of at least 0", holds=lambda value: value >= 0)
 
 
 def positive_number(name, value):
@@ -103,16 +119,16 @@ def epsilon(name, value):
 
 
 def boolean(name, value):
-    """Returns `value`; raises if it is not a bool."""
-    if not isinstance(value, bool):
+    """Returns `value` as a bool; raises if it is not a bool of Python or NumPy."""
+    if not isinstance(value, (bool, np.bool_)):
         raise invalid(name, "a bool", value)
-    return value
+    return bool(value)
 
 
-def model(value):
+def model(value, name="model"):
     """Returns `value`; raises if it has no list of layers."""
     if not isinstance(getattr(value, "layers", None), (list, tuple)):
-        raise invalid("model", "a keras.Model", value)
+        raise invalid(name, "a keras.Model", value)
     return value
 
 
@@ -121,6 +137,41 @@ def choice(name, value, allowed):
     if value not in allowed:
         raise invalid(name, f"one of {', '.join(map(repr, allowed))}", value, allowed)
     return value
+
+
+def instance(name, value, kinds, expected=None):
+    """Returns `value`; raises if it is not of one of the types `kinds`."""
+    if not isinstance(value, kinds):
+        raise invalid(name, expected or f"a {kinds.__name__}", value)
+    return value
+
+
+def found(name, value, get, expected):
+    """Returns `get(value)`, or raises with the name of the argument if Keras' function `get` refuses the value."""
+    try:
+        return get(value)
+    except (ValueError, TypeError):
+        raise invalid(name, expected, value) from None
+
+
+text = functools.partial(instance, kinds=str, expected="a string")
+path = functools.partial(instance, kinds=(str, os.PathLike), expected="a path")
+names = functools.partial(instance, kinds=Iterable, expected="a name or several")
+function = functools.partial(instance, kinds=Callable, expected="a function")
+
+
+def several(name, value):
+    """Returns the values of a sequence or iterator as a list; raises if it is a string or not iterable."""
+    if isinstance(value, (str, bytes)) or not np.iterable(value):
+        raise invalid(name, "a sequence of values", value)
+    return list(value)
+
+
+def each(check, optional=False, **values):
+    """Checks several arguments by `check(name, value)`; with `optional`, each may be None."""
+    for name, value in values.items():
+        if value is not None or not optional:
+            check(name, value)
 
 
 def optional(check, name, value):
@@ -172,6 +223,17 @@ def image_shape(name, received, expected, owner=""):
     elif len(received) == 4 and received[3] == expected[3]:
         described += f": resize them, or build the model with image_size={received[1:3]}"
     raise invalid(name, described, received[1:])
+
+
+def arrays(name, value):
+    """Returns a model's input; raises if it is not an array of at least two axes, or a structure of such arrays."""
+    import keras  # The help pages of the command line import this file without Keras.
+
+    for part in keras.tree.flatten(value):
+        is_real = not isinstance(part, np.ndarray) or (part.dtype.kind in "biufV" and np.isfinite(part).all())
+        if len(getattr(part, "shape", ())) < 2 or not is_real:
+            raise invalid(name, "an array (batch, height, width, channels) of finite numbers", value)
+    return value
 
 
 def num_patches(grid_size):

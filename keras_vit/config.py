@@ -48,11 +48,7 @@ def checked(check, *args, optional=False, **options):
 
 def checked_activation(name, value):
     """Returns an activation's name, or a user's function unchanged."""
-    try:
-        return activations.name_or_function(activations.get(value))
-    except (ValueError, TypeError):
-        expected = 'an activation of Keras, as a name or a function, or "gelu_tanh"'
-        raise arguments.invalid(name, expected, value) from None
+    return activations.name_or_function(activations.get(value, name))
 
 
 def stage_sizes(name, value):
@@ -291,7 +287,7 @@ class ModelConfig:
     def from_dict(cls, values):
         """Returns the config from a dict of `to_dict`; raises ValueError for unknown, missing or invalid fields."""
         if not isinstance(values, Mapping):
-            raise ValueError(f"Expected a dict of the fields of {cls.__name__}. Received: {values!r}")
+            raise arguments.invalid("config", f"a dict of the fields of {cls.__name__}", values)
         values = _without_old_names(values)
         family = values.pop("family", cls.family)
         families = {kind.family: kind for kind in (cls, *cls.__subclasses__()) if kind.family}

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from keras_vit import arguments
+
 try:
     import fcntl
 except ImportError:
@@ -24,7 +26,7 @@ def replacing(path):
 
     If `path` is a link, its target is replaced. A device or pipe is not replaced, but receives the contents.
     """
-    path, target = Path(path), Path(os.path.realpath(path))
+    path, target = Path(arguments.path("path", path)), Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}.")
     special = target.exists() and not (target.is_file() or target.is_dir())

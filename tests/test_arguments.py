@@ -15,15 +15,25 @@ WRONG = [
     (arguments.positive_int, (HUGE,), "an integer of at most .*"),
     (arguments.pair, (0, (0, 2), (2, -1), (2,), (1, 2, 3), "23", None, (2, 1.5), ()), "an integer .*"),
     (arguments.rate, (1, 1.0, -0.1, 2, float("nan"), "0.1", None, True), r"a number in \[0, 1\)."),
+    (arguments.share, (-0.1, 1.1, *NOT_NUMBERS), "a number from 0 to 1."),
+    (arguments.fraction, (0, 1, *NOT_NUMBERS), r"a number in \(0, 1\)."),
+    (arguments.non_negative_number, (-1, *NOT_NUMBERS), "a number of at least 0."),
+    (arguments.boolean, (0, "yes", None, np.array(True)), "a bool."),
+    (arguments.several, ("ab", b"ab", 5, None), "a sequence of values."),
+    (arguments.path, (5, None, ["a"]), "a path."),
     (arguments.number, NOT_NUMBERS, "a finite number."),
     (arguments.positive_number, NOT_NUMBERS, "a finite number."),
     (arguments.positive_number, (0, -1e-6), "a number above 0."),
 ]
 VALID = [
-    (arguments.positive_int, (1, 7, np.int64(7)), int),
+    (arguments.positive_int, (1, 7, np.int64(7), np.array(7)), int),
     (arguments.non_negative_int, (0, 1, np.int64(7)), int),
     (arguments.rate, (0, 0.0, 0.5, np.float32(0.25), 0.999), float),
-    (arguments.number, (-1,), float),
+    (arguments.number, (-1, np.array(0.5)), float),
+    (arguments.share, (0, 1, np.float32(0.25)), float),
+    (arguments.fraction, (0.5,), float),
+    (arguments.non_negative_number, (0, 7.5), float),
+    (arguments.boolean, (True, np.False_), bool),
     (arguments.positive_number, (np.float32(0.5),), float),
 ]
 

@@ -96,13 +96,12 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.num_heads = arguments.positive_int("num_heads", num_heads)
         self.head_dim = arguments.optional(arguments.positive_int, "head_dim", head_dim)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
-        self.qk_norm = bool(qk_norm)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         positive = arguments.positive_int
         self.max_relative_distance = arguments.optional(positive, "max_relative_distance", max_relative_distance)
-        self.use_bias, self.key_bias, self.output_norm = bool(use_bias), bool(key_bias), bool(output_norm)
+        self.set_booleans(qk_norm=qk_norm, use_bias=use_bias, key_bias=key_bias, output_norm=output_norm)
         self.rotary_layout = arguments.choice("rotary_layout", rotary_layout, (None, *LAYOUTS))
-        self.seed = seed
+        self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
         self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 

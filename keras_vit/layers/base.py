@@ -2,7 +2,7 @@ import inspect
 
 import keras
 
-from keras_vit import activations
+from keras_vit import activations, arguments
 from keras_vit.layers import costs
 
 
@@ -16,6 +16,11 @@ class Layer(keras.layers.Layer):
     def inherited(self):
         """Options for inner layers; `trainable` keeps them frozen when a frozen layer is reloaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
+
+    def set_booleans(self, **values):
+        """Sets an attribute for each argument; raises if one is not a bool."""
+        for name, value in values.items():
+            setattr(self, name, arguments.boolean(name, value))
 
     def run(self, layer, x, **kwargs):
         """Returns `layer(x, **kwargs)` of an inner layer.

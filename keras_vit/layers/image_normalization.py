@@ -48,14 +48,15 @@ class ImageNormalization(keras.layers.Layer):
     ):
         # In lower precision, pixels would be rounded before they are centred.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
+        apply = arguments.boolean("apply", apply)
         if config is None:
             preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
             # The images' channels are unknown until `build`, which checks the constants.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
-            config = {"preprocessing": preprocessing, "include_preprocessing": bool(apply), "in_channels": channels}
+            config = {"preprocessing": preprocessing, "include_preprocessing": apply, "in_channels": channels}
             config = ModelConfig(**config, class_names=class_names, task=task)
         self._record = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-        self.folded = bool(folded)
+        self.folded = arguments.boolean("folded", folded)
         if self.folded and not self.apply:
             raise ValueError(f"Expected a layer that scales images with folded=True. Received: apply={self.apply!r}")
 

@@ -52,7 +52,7 @@ class MLP(CompositeLayer):
         self.activation = activations.get(activation)
         self.dropout_rate = arguments.rate("dropout_rate", dropout_rate)
         self.seed = seed
-        self.gated, self.inner_norm = bool(gated), bool(inner_norm)
+        self.set_booleans(gated=gated, inner_norm=inner_norm)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.dropout_1, self.dropout_2 = (
             keras.layers.Dropout(self.dropout_rate, seed=s, dtype=self.dtype_policy, name=f"dropout_{i}")

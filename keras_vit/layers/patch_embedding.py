@@ -88,7 +88,7 @@ class PatchEmbedding(Layer):
         self.hidden_dim = arguments.positive_int("hidden_dim", hidden_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
         self.method = arguments.choice("method", method, ("unfold", "conv"))
-        self.use_bias = bool(use_bias)
+        self.set_booleans(use_bias=use_bias)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):

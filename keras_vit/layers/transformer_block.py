@@ -102,17 +102,15 @@ class TransformerBlock(CompositeLayer):
         self.attention_dropout_rate = arguments.rate("attention_dropout_rate", attention_dropout_rate)
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
-        self.qk_norm = bool(qk_norm)
         self.activation = activations.get(activation)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.max_relative_distance = max_relative_distance
         self.rotary_layout = rotary_layout
-        self.qkv_bias, self.key_bias, self.attention_norm = bool(qkv_bias), bool(key_bias), bool(attention_norm)
-        self.gated_mlp, self.mlp_norm = bool(gated_mlp), bool(mlp_norm)
+        self.set_booleans(qk_norm=qk_norm, qkv_bias=qkv_bias, key_bias=key_bias, attention_norm=attention_norm)
+        self.set_booleans(gated_mlp=gated_mlp, mlp_norm=mlp_norm, remat=remat)
         self.token_merging = arguments.non_negative_int("token_merging", token_merging)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
         self.num_outputs = self._checked(num_outputs)
-        self.remat = bool(remat)
         self.seed = seed
         attention_seed, dropout_seed, path_1_seed, path_2_seed, mlp_seed = arguments.seeds(seed, 5)
         self.norm_1 = self._norm("norm_1")

@@ -143,6 +143,10 @@ _TRANSLATIONS = {
     "multi_label": 'task="multi_label" instead of True',
     "regression": 'task="regression" instead of True',
 }
+_FOUND_BY_KERAS = {
+    "dtype": (keras.dtype_policies.get, "a dtype policy of Keras"),
+    "head_init": (keras.initializers.get, "an initializer of Keras"),
+}
 _POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
 
 
@@ -189,9 +193,11 @@ class Family:
 
     def make(self, config, *, name=None, dtype=None, **options):
         """Returns the model of a config, with random weights."""
-        for option, value in options.items():
+        for option, value in {"dtype": dtype, **options}.items():
             if option.endswith("_rate"):
                 arguments.rate(option, value)
+            elif option in _FOUND_BY_KERAS:
+                arguments.found(option, value, *_FOUND_BY_KERAS[option])
         with _dtype_policy(dtype):
             inputs = keras.Input((*config.image_size, config.in_channels), name="images")
             images = layers.ImageNormalization(config=config, name="normalization")(inputs)
@@ -282,8 +288,7 @@ def build(family, variant, given, defaults=None, function=None):
         **options,
     }
     if weights is not None:
-        if not isinstance(weights, (str, os.PathLike)):
-            raise arguments.invalid("weights", "the path or the tag of a checkpoint", weights)
+        arguments.path("weights", weights)
         # Imported late, because `pretrained` imports all families.
         from keras_vit.models.pretrained import load_variant
 

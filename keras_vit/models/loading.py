@@ -89,6 +89,7 @@ def load_weights(
 
     Reference: arXiv 2010.11929, section 3.2; the official code's `load_pretrained`.
     """
+    arguments.each(arguments.names, skip=skip, allow=allow)
     _, file = identify(open_file(path, sha256), source)
     found = read_config(file, grid_size)
     refuse_own_family(model)
@@ -98,7 +99,7 @@ def load_weights(
 
 def open_file(path, sha256=None):
     """Returns the `WeightsFile` of a path or of a hub's name, checked against a SHA-256."""
-    path = os.fsdecode(hub.local_path(path))
+    path = os.fsdecode(hub.local_path(arguments.path("path", path)))
     if (saved := saved_file(path)) is not None:
         if sha256 is not None:
             check_sha256(saved, sha256)

@@ -72,7 +72,8 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("ViT-B_16.npz", image_size=384)  # doctest: +SKIP
     >>> model = keras_vit.from_pretrained("hf://google/vit-base-patch16-224")  # doctest: +SKIP
     """
-    row = zoo.find(os.fspath(path))
+    arguments.names("skip", skip)
+    row = zoo.find(os.fspath(arguments.path("path", path)))
     local = _local_path(path, row)
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
     opened = open_file(local, sha256)

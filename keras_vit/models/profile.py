@@ -113,13 +113,10 @@ def profile(model, image_size=None):
     """
     if not is_graph(model) or not model.built:
         raise arguments.invalid("model", "a functional model, or a Sequential one with known input", model)
-    if image_size is not None:
-        image_size = arguments.pair("image_size", image_size)
-        if all(len(x.shape) != 4 for x in model.inputs):
-            raise ValueError(
-                "Invalid value received for argument `image_size`. Expected None for a model without images, "
-                f"(batch, height, width, channels), among its inputs. Received: {image_size}"
-            )
+    image_size = arguments.optional(arguments.pair, "image_size", image_size)
+    if image_size is not None and all(len(x.shape) != 4 for x in model.inputs):
+        expected = "None for a model without images, (batch, height, width, channels), among its inputs"
+        raise arguments.invalid("image_size", expected, image_size)
     inputs = []
     for x in model.inputs:
         shape = tuple(x.shape[1:])

@@ -57,7 +57,8 @@ def save_weights(
     """
     arguments.choice("format", format, FORMATS)
     refuse_own_family(model)
-    if hub.is_name(path):
+    arguments.names("allow", allow)
+    if hub.is_name(arguments.path("path", path)):
         hub.upload(
             path,
             format,

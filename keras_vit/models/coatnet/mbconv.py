@@ -70,8 +70,7 @@ class MBConv(CompositeLayer):
         self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
         self.padding = arguments.choice("padding", padding, PADDINGS)
         self.activation, self.se_activation = activations.get(activation), activations.get(se_activation)
-        self.pre_norm_activation, self.use_bias = bool(pre_norm_activation), bool(use_bias)
-        self.se_before_norm = bool(se_before_norm)
+        self.set_booleans(pre_norm_activation=pre_norm_activation, use_bias=use_bias, se_before_norm=se_before_norm)
         self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.seed = seed
