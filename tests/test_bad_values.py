@@ -206,7 +206,14 @@ def valid(tmp_path_factory):
     }
 
 
-MODULES = [keras_vit.layers, keras_vit.models]
+MODULES = [
+    keras_vit.layers,
+    keras_vit.models,
+    keras_vit.prediction,
+    keras_vit.evaluation,
+    keras_vit.inspection,
+    keras_vit.distillation,
+]
 LISTED = ((getattr(module, name), name) for module in MODULES for name in module.__all__ if name not in NOT_CALLED)
 PUBLIC = {function: name for function, name in LISTED if callable(function)}
 

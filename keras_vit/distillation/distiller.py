@@ -14,6 +14,7 @@ from keras_vit.models.backbone import HEADS
 from keras_vit.models.family import cut_from
 from keras_vit.models.wrapper import TrainingWrapper
 from keras_vit.prediction.classes import output_activation
+from keras_vit.prediction.inputs import real_array
 from keras_vit.prediction.preprocessing import require_normalization
 
 
@@ -33,6 +34,8 @@ def raw_images(images, model: keras.Model):
     255.0
     >>> to_teacher = lambda images: keras.applications.resnet.preprocess_input(raw_images(images, student))
     """
+    if len((images if ops.is_tensor(images) else real_array("images", images)).shape) != 4:
+        raise arguments.invalid("images", "an array (batch, height, width, channels)", images)
     return require_normalization(model).raw_images(images)
 
 
@@ -173,11 +176,11 @@ class Distiller(TrainingWrapper):
         # `compile` uses the student's policy to decide if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.choice("kind", kind, ("hard", "soft"))
-        self.alpha = arguments.number("alpha", alpha)
-        if not 0 <= self.alpha <= 1:
-            raise arguments.invalid("alpha", "a number in [0, 1]", alpha)
+        self.alpha = arguments.share("alpha", alpha)
         self.temperature = arguments.positive_number("temperature", temperature)
         self.student = student
+        arguments.boolean("teacher_from_logits", teacher_from_logits)
+        arguments.optional(arguments.function, "teacher_preprocessing", teacher_preprocessing)
         heads = _heads(student)
         teacher = FrozenTeacher(teacher, student, teacher_preprocessing, teacher_from_logits)
         # A namespace hides these from Keras, which would track and save the teacher.

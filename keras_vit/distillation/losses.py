@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
+from keras_vit.prediction.inputs import real_array
 
 
 def hard_distillation(teacher_logits, logits):
@@ -18,7 +19,7 @@ def hard_distillation(teacher_logits, logits):
 
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 3.
     """
-    teacher_logits, logits = _as_logits(teacher_logits), _as_logits(logits)
+    teacher_logits, logits = _as_logits("teacher_logits", teacher_logits), _as_logits("logits", logits)
     # Use a one-hot product, because gathering by index is slow in XLA.
     labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
@@ -39,8 +40,9 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
     paper, the result is divided by the number of classes.
     """
     arguments.positive_number("temperature", temperature)
-    teacher_log = ops.log_softmax(_as_logits(teacher_logits) / temperature, axis=-1)
-    student_log = ops.log_softmax(_as_logits(logits) / temperature, axis=-1)
+    teacher_logits, logits = _as_logits("teacher_logits", teacher_logits), _as_logits("logits", logits)
+    teacher_log = ops.log_softmax(teacher_logits / temperature, axis=-1)
+    student_log = ops.log_softmax(logits / temperature, axis=-1)
     divergence = ops.sum(ops.exp(teacher_log) * (teacher_log - student_log), axis=-1)
     return divergence * (temperature**2 / logits.shape[-1])
 
@@ -55,6 +57,7 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2, where alpha is lambda; equation 3 has
     0.5.
     """
+    arguments.share("alpha", alpha)
     return (1 - alpha) * base_loss + alpha * distillation_loss
 
 
@@ -97,5 +100,9 @@ class SoftDistillation(keras.losses.Loss):
         return {**super().get_config(), "temperature": self.temperature}
 
 
-def _as_logits(x):
+def _as_logits(name, x):
+    # Tensors of a training step have no values yet.
+    x = x if ops.is_tensor(x) else real_array(name, x)
+    if len(x.shape) != 2:
+        raise arguments.invalid(name, "logits of shape (batch, num_classes)", tuple(x.shape))
     return ops.cast(ops.convert_to_tensor(x), "float32")

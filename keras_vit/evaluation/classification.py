@@ -1,7 +1,6 @@
 """Top-k accuracy, and accuracy on ImageNet's reassessed labels ("ReaL")."""
 
 import json
-import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -123,6 +122,7 @@ def imagenet_real_accuracy(
     """
     labels = _real_labels(labels)
     if file_names is not None:
+        file_names = [arguments.path("file_names", name) for name in arguments.several("file_names", file_names)]
         matches = [NUMBER.search(os.fspath(name)) for name in file_names]
         for name, match in zip(file_names, matches, strict=True):
             if match is None or not 1 <= int(match[1]) <= len(labels):
@@ -177,13 +177,15 @@ def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict
 
     Reference: [arXiv 1910.04867](https://arxiv.org/abs/1910.04867).
     """
+    arguments.instance("accuracies", accuracies, Mapping)
+    arguments.instance("tasks", tasks, Mapping)
     groups = {name: task if isinstance(task, str) else task.group for name, task in tasks.items()}
     missing, unknown = sorted(set(groups) - set(accuracies)), sorted(set(accuracies) - set(groups))
     if missing or unknown:
         received = f"missing: {', '.join(missing) or 'none'}; not in `tasks`: {', '.join(unknown) or 'none'}"
         raise invalid("accuracies", f"one for each of {len(groups)} tasks", received)
     for name, value in accuracies.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+        if not arguments.is_number(value) or not 0 <= value <= 1:
             raise invalid("accuracies", "numbers in [0, 1]", f"{value!r} for {name!r}")
     means = {group: fmean([accuracies[n] for n in groups if groups[n] == group]) for group in groups.values()}
     return {**means, "mean": fmean(accuracies.values())}

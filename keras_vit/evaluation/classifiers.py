@@ -210,8 +210,7 @@ def linear_probe_accuracy(
     features, and finds the strength by bisection.
     """
     arguments.non_negative_int("seed", seed)
-    if not arguments.rate("validation_split", validation_split) > 0:
-        raise invalid("validation_split", "a number in (0, 1)", repr(validation_split))
+    arguments.fraction("validation_split", validation_split)
     strengths = one_or_more("l2", l2, arguments.positive_number)
     x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
     verbose = options.get("verbose", 1)

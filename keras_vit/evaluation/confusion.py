@@ -14,7 +14,7 @@ from keras_vit.files import replacing
 from keras_vit.images.figures import finish, new_figure
 from keras_vit.images.table import CSVWriter
 from keras_vit.prediction.classes import ids_and_names, mean_probabilities, prediction_activation
-from keras_vit.prediction.inputs import to_numpy
+from keras_vit.prediction.inputs import real_array, to_numpy
 from keras_vit.prediction.outputs import image_batches
 from keras_vit.prediction.preprocessing import require_normalization
 
@@ -132,7 +132,7 @@ def plot_confusion_matrix(
 
 
 def _square(matrix):
-    matrix = np.asarray(matrix)
+    matrix = real_array("matrix", matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise invalid("matrix", "counts of shape (num_classes, num_classes)", f"shape {matrix.shape}")
     return matrix
@@ -149,9 +149,9 @@ def write_confusion_matrix(
         path: Path of the file, in an existing folder.
         escape_formulas: Bool, write ' before names that start with = + - or @, which spreadsheets would compute.
     """
-    matrix, names = _square(matrix), arguments.class_names(class_names, len(matrix))
+    names = arguments.class_names(arguments.several("class_names", class_names), len(_square(matrix)))
     with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         writer = CSVWriter(file, escape_formulas)
         writer.writerow(["true \\ predicted", *names])
-        for name, counts in zip(names, matrix, strict=True):
+        for name, counts in zip(names, _square(matrix), strict=True):
             writer.writerow([name, *map(int, counts)])

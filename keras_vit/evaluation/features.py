@@ -9,7 +9,7 @@ from keras_vit import arguments
 from keras_vit.models.backbone import head_inputs, head_within
 from keras_vit.models.family import cut_from
 from keras_vit.prediction.classes import fitting_class_names
-from keras_vit.prediction.inputs import is_arrays, sliced, to_numpy
+from keras_vit.prediction.inputs import is_arrays, real_array, sliced, to_numpy
 from keras_vit.prediction.outputs import check_one_input, finite_batches, predict_batches
 
 
@@ -48,7 +48,7 @@ def integer_labels(labels):
 
 def checked_features(name, features):
     """Converts features to a finite float array (num_images, num_features)."""
-    features = to_numpy(features)
+    features = real_array(name, features, finite=False)
     if features.dtype != np.float64:
         features = features.astype("float32")
     if features.ndim != 2 or not len(features) or not np.isfinite(features).all():

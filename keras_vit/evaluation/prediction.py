@@ -92,10 +92,10 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
 
     Reference: [arXiv 1612.01474](https://arxiv.org/abs/1612.01474), section 2.4.
     """
-    members = list(members)
+    members = arguments.several("members", members)
     if not members:
         raise invalid("members", "at least one", "none")
-    values = [1] * len(members) if weights is None else list(weights)
+    values = [1] * len(members) if weights is None else arguments.several("weights", weights)
     if len(values) != len(members):
         raise invalid("weights", f"one for each of {len(members)} members", len(values))
     if not all(arguments.is_number(value) and value >= 0 for value in values) or not sum(values):

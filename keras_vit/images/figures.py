@@ -39,7 +39,7 @@ def finish(figure, path):
     """Writes a figure to a .png file if `path` is not None; returns the figure."""
     if path is None:
         return figure
-    path = Path(path)
+    path = Path(arguments.path("path", path))
     if path.suffix.lower() != ".png":
         raise arguments.invalid("path", "a .png file", str(path))
     with replacing(path) as temporary:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.files import regular_file
 
 logger = logging.getLogger("keras_vit.data")
@@ -23,10 +24,10 @@ class TableRows(dict):
         self.lines, self.whole = (what, [numbers[row] for row in chosen]), columns
 
 
-def read_columns(frame):
+def read_columns(frame, argument="frame"):
     """Returns ({name: values}, lines, the folder of relative paths).
 
-    `lines` names rows in errors: "row" or "line", and the number of each row.
+    Errors name the `argument`. `lines` names rows in errors: "row" or "line", and the number of each row.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
@@ -39,7 +40,7 @@ def read_columns(frame):
         if isinstance(frame, TableRows) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
-    path = Path(frame)
+    path = Path(arguments.path(argument, frame))
     header, *rows = csv_rows(path) or [[]]
     _refuse_repeated(header, str(path))
     lines = "line", range(2, len(rows) + 2)
@@ -66,7 +67,7 @@ class CSVWriter:
     """Writes rows of cells to a CSV file; with `escape_formulas`, cells that start with = + - or @ get a leading '."""
 
     def __init__(self, file, escape_formulas=False):
-        self.writer, self.escape_formulas = csv.writer(file), escape_formulas
+        self.writer, self.escape_formulas = csv.writer(file), arguments.boolean("escape_formulas", escape_formulas)
 
     def writerow(self, cells):
         self.writer.writerow([self._cell(cell) for cell in cells])
@@ -180,7 +181,7 @@ def weights(cells, lines):
 def _lookup(values, class_names, num_classes):
     """Returns (function from a label to its class index or None, class names, number of classes)."""
     if class_names is not None:
-        if isinstance(class_names, str):
+        if isinstance(class_names, str) or not np.iterable(class_names):
             raise ValueError(f"Expected `class_names` to be a sequence of names. Received: {class_names!r}")
         index = {str(name): i for i, name in enumerate(class_names)}
         if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):

@@ -14,8 +14,8 @@ class TensorBoardPictures(keras.callbacks.Callback):
 
     def __init__(self, log_dir: str | os.PathLike, images, every: int = 1):
         super().__init__()
-        self.log_dir = str(log_dir)
-        self.images = images
+        self.log_dir = str(arguments.path("log_dir", log_dir))
+        self.images = arguments.arrays("images", images)
         self.every = arguments.positive_int("every", every)
 
     def pictures(self):

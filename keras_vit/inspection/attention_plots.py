@@ -13,6 +13,7 @@ from keras_vit.images.figures import displayable, finish, new_figure, new_panels
 from keras_vit.images.tensorboard import TensorBoardPictures
 from keras_vit.inspection.attention import FUSIONS, attention_rollout
 from keras_vit.inspection.inputs import raw_pictures, shaped
+from keras_vit.prediction.inputs import real_array
 
 
 def attention_overlay(images, attention) -> np.ndarray:
@@ -36,8 +37,7 @@ def attention_overlay(images, attention) -> np.ndarray:
 
 def images_and_attention(images, attention):
     """Returns displayable images and attention as NumPy arrays; raises ValueError if the shapes do not match."""
-    images = np.asarray(ops.convert_to_numpy(images))
-    attention = np.asarray(ops.convert_to_numpy(attention), "float32")
+    images, attention = real_array("images", images), real_array("attention", attention).astype("float32")
     if images.ndim != 4 or not len(images):
         raise ValueError(f"Expected images of shape (1 or more, height, width, channels). Received: {images.shape}")
     if attention.ndim != 3 or len(attention) != len(images):
@@ -72,7 +72,7 @@ class TensorBoardAttention(TensorBoardPictures):
     ):
         super().__init__(log_dir, images, every)
         self.head_fusion = arguments.choice("head_fusion", head_fusion, tuple(FUSIONS))
-        self.model_with_attention = model
+        self.model_with_attention = None if model is None else arguments.model(model)
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
@@ -105,6 +105,7 @@ def plot_attention_rollout(
     """
     overlays = attention_overlay(images, attention)
     images, attention = images_and_attention(images, attention)
+    titles = arguments.optional(arguments.several, "titles", titles)
     if titles is not None and len(titles) != len(images):
         raise ValueError(f"Expected {len(images)} `titles`, one for each image. Received: {len(titles)}")
     height, width = images.shape[1:3]
@@ -148,6 +149,7 @@ def plot_attention_maps(
     >>> plot_attention_maps(raw_images[0], attention_maps(model, images)[0], "heads.png")  # doctest: +SKIP
     """
     attention = shaped("attention", attention, "num_heads, num_tokens, num_tokens")
+    arguments.optional(arguments.pair, "grid_size", grid_size)
     num_heads, num_tokens, _ = attention.shape
     rows, columns = grid_size or (math.isqrt(num_tokens),) * 2
     num_prefix = num_tokens - rows * columns
@@ -156,7 +158,7 @@ def plot_attention_maps(
         raise ValueError(f"Expected {expected}. Received: grid_size=None for {num_tokens} tokens")
     if num_prefix < 0:
         raise ValueError(f"Expected `grid_size` of at most {num_tokens} patches. Received: grid_size={grid_size}")
-    if query is not None and not 0 <= query < num_tokens:
+    if query is not None and query not in range(num_tokens):
         raise ValueError(f"Expected `query` to be one of {num_tokens} tokens. Received: query={query}")
     query = 0 if query is None and num_prefix else query
     looks = attention.mean(axis=1) if query is None else attention[:, query]
@@ -194,7 +196,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
 def _heat(image, maps, kind):
     """Returns a figure and its panels: each map of (number, rows, columns) over the grey image."""
-    images, _ = images_and_attention(np.asarray(ops.convert_to_numpy(image))[None], maps[:1])
+    images, _ = images_and_attention(shaped("image", image, "height, width, channels")[None], maps[:1])
     height, width = images.shape[1:3]
     across = min(len(maps), 6 if len(maps) > 4 else 4)
     down = math.ceil(len(maps) / across)

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.prediction.inputs import check_images, check_no_files
+from keras_vit.prediction.inputs import check_images, check_no_files, real_array
 from keras_vit.prediction.taps import AttentionTaps, PatchLayout, to_numpy
 
 
@@ -37,7 +37,7 @@ def batches(model, inputs, batch_size) -> list:
     """Splits a model's input, an array or a structure of arrays, into batches, and checks the first batch."""
     arguments.positive_int("batch_size", batch_size)
     check_no_files(inputs, "images")
-    number = len(keras.tree.flatten(inputs)[0])
+    number = len(keras.tree.flatten(arguments.arrays("images", inputs))[0])
     if not number:
         raise ValueError("Expected `images` to hold at least one image. Received: none")
     starts = range(0, number, batch_size)
@@ -61,7 +61,7 @@ def collect(name, value, depth, parts, compute):
 
 def shaped(name, value, axes):
     """Returns a float32 array; raises if it is empty or does not have the axes, of which equal names are as long."""
-    array, names, sides = np.asarray(ops.convert_to_numpy(value), "float32"), axes.split(", "), {}
+    array, names, sides = real_array(name, value).astype("float32"), axes.split(", "), {}
     same = all(sides.setdefault(axis, side) == side for axis, side in zip(names, array.shape, strict=False))
     if array.ndim != len(names) or not array.size or not same:
         raise ValueError(f"Expected `{name}` of shape ({axes}). Received: shape {array.shape}")

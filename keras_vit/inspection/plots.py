@@ -2,15 +2,16 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
-from keras import ops
 
+from keras_vit import arguments
 from keras_vit.images.figures import finish, new_panels, show
 from keras_vit.inspection.inputs import class_indices
 from keras_vit.prediction.classes import ids_and_names
+from keras_vit.prediction.inputs import real_array
 
 _TRAIN, _VALIDATION, _WRONG = "#1f77b4", "#ff7f0e", "#d62728"
 
@@ -22,7 +23,7 @@ def plot_history(history, path: str | os.PathLike | None = None):
         history: The return value of `model.fit`, or a dict of lists with one number per epoch.
         path: As in `plot_attention_rollout`; the same errors are raised.
     """
-    curves = getattr(history, "history", history)
+    curves = arguments.instance("history", getattr(history, "history", history), Mapping, "a dict of lists")
     names = ["loss"] + [name for name in curves if "accuracy" in name and not name.startswith("val_")]
     if not curves.get("loss"):
         raise ValueError(f"Expected a history with at least one epoch of `loss`. Received: {list(curves)}")
@@ -61,10 +62,11 @@ def plot_predictions(
     """
     if isinstance(class_names, keras.Model):
         class_names = [name for _, name in ids_and_names(class_names)]
-    images = np.asarray(ops.convert_to_numpy(images))
+    class_names = arguments.class_names(arguments.several("class_names", class_names), None)
+    images, probabilities = real_array("images", images), real_array("probabilities", probabilities).astype("float64")
     labels = class_indices("labels", labels, class_names)
-    probabilities = np.asarray(ops.convert_to_numpy(probabilities), "float64")
-    shapes, number, num_classes = (images.shape, labels.shape, probabilities.shape), len(images), len(class_names)
+    shapes, num_classes = (images.shape, labels.shape, probabilities.shape), len(class_names)
+    number = len(images) if images.ndim else 0
     fit = shapes[1:] == ((number,), (number, num_classes))
     if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3):
         expected = "`images` of shape (number, height, width, 1 or 3), at least one, `labels` of shape (number,) and "

@@ -73,7 +73,10 @@ def write_report(
     >>> model = keras_vit.from_pretrained("ViT-B_16-224.npz")  # doctest: +SKIP
     >>> keras_vit.inspection.write_report(model, ["cat.jpg"], "report.html")  # doctest: +SKIP
     """
-    path = Path(path)
+    path = Path(arguments.path("path", path))
+    images = [arguments.path("images", image) for image in arguments.several("images", images)]
+    arguments.positive_int("top", top)
+    arguments.each(arguments.text, title=title or "", notes=notes)
     if path.suffix.lower() not in (".html", ".htm"):
         raise arguments.invalid("path", "a .html file", str(path))
     if not images:

@@ -14,6 +14,7 @@ from keras_vit.config import find_normalization
 from keras_vit.models.backbone import gives_features
 from keras_vit.models.graph import activation_behind
 from keras_vit.models.losses import names_of_loss
+from keras_vit.prediction.inputs import real_array
 
 logger = logging.getLogger("keras_vit")
 
@@ -60,10 +61,11 @@ def decode_predictions(
     if model is not None and not isinstance(model, keras.Model):
         raise arguments.invalid("model", "a keras.Model or None; the number of classes to name is top=", model)
     classes = imagenet_classes() if model is None else ids_and_names(model)
-    p = np.asarray(ops.convert_to_numpy(predictions), "float64")
+    p = real_array("predictions", predictions, finite=False).astype("float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
         advice = " Pass the model for other classes." if model is None else ""
-        raise ValueError(f"Expected probabilities of shape (batch, {len(classes)}).{advice} Received: shape {p.shape}")
+        expected = f"`predictions` to be probabilities of shape (batch, {len(classes)})"
+        raise ValueError(f"Expected {expected}.{advice} Received: shape {p.shape}")
     top = checked_top(top, classes)
     # If each class has a separate sigmoid, rows need not sum to 1.
     separate = model is not None and (
@@ -73,7 +75,8 @@ def decode_predictions(
     valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
     if not valid:
         raise ValueError(
-            f"Expected probabilities: rows of non-negative numbers that {'are at most 1' if separate else 'sum to 1'}. "
+            "Expected `predictions` to be probabilities: rows of non-negative numbers that "
+            f"{'are at most 1' if separate else 'sum to 1'}. "
             f"Received: numbers from {p.min():.4g} to {p.max():.4g}, rows that sum to {p[0].sum():.4g} (the first). "
             "If these are logits, apply keras.ops.softmax first."
         )

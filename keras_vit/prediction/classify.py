@@ -46,11 +46,11 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 def _read_for(path, model, tta):
     """Does the work of `read_image`; if `tta` takes crops, the image is 8/7 as large."""
-    if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
+    if len(arguments.model(model).inputs) != 1 or len(model.inputs[0].shape) != 4:
         shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
         raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
     _, height, width, channels = model.inputs[0].shape
-    image = read_pixels(path, channels)
+    image = read_pixels(arguments.path("path", path), channels)
     if height is None or width is None:
         return image.astype("float32")
     size = (height * 8 // 7, width * 8 // 7) if tta in ("five_crop", "ten_crop") else (height, width)

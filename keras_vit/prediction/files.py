@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from keras_vit import arguments
 from keras_vit.console import printable
 from keras_vit.images.files import NOT_READ
 from keras_vit.images.table import CSVWriter, csv_rows, empty, read_columns
@@ -64,8 +65,10 @@ def predict_images(
     except ImportError as error:
         raise ImportError("A DataFrame of predictions needs pandas: pip install pandas") from error
     columns = [name for _, name in outputs_named(model)]
+    arguments.text("extension", extension)
     one = isinstance(images, (str, os.PathLike, Mapping)) or hasattr(images, "columns")
-    header, found = find_images([images] if one else images, path_column, directory, extension)
+    images = [images] if one else arguments.several("images", images)
+    header, found = find_images(images, path_column, directory, extension)
     names, paths = zip(*found, strict=True)
     predictions = predict_paths(model, paths, tta=tta, broken="skip", batch_size=batch_size, verbose=verbose)
     return pandas.DataFrame(predictions, index=pandas.Index(names, name=header), columns=columns)
@@ -93,7 +96,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         else:
             found.append((item, item))
     if not headers and (column is not None or folder is not None or extension):
-        expected = "a table of paths with a column, a folder or an extension of its paths"
+        expected = "a table of paths with `path_column`, `directory` or `extension`"
         raise ValueError(f"Expected {expected}. Received: images and folders alone")
     if not found:
         raise ValueError("Expected images, or folders or tables of them. Received: none")
@@ -128,7 +131,7 @@ def _paths_in_table(table, column):
         header, *rows = [row for row in csv_rows(table) if row] or [[]]
         columns = {key: [row[i] if i < len(row) else "" for row in rows] for i, key in enumerate(header)}
     else:
-        name, (columns, _, base) = "the table", read_columns(table)
+        name, (columns, _, base) = "the table", read_columns(table, "images")
     chosen = column or (next(iter(columns)) if len(columns) == 1 else "path")
     if chosen not in columns:
         expected = f"a column {chosen!r} of paths in {name}; `path_column` (--path-column) names another"

@@ -1,5 +1,6 @@
 """Checks a model's inputs: batches, image sizes and value ranges."""
 
+import contextlib
 import logging
 import os
 
@@ -32,6 +33,16 @@ DARK = 0.05
 def to_numpy(x):
     """Converts a tensor of the backend or tf.data, an array or nested lists to NumPy."""
     return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)
+
+
+def real_array(name, value, finite=True):
+    """Returns `to_numpy(value)`; raises if these are not real numbers, or if one is not finite and all must be."""
+    # Nested lists may be of different lengths.
+    with contextlib.suppress(ValueError, TypeError):
+        array = to_numpy(value)
+        if array.dtype.kind in "biufV" and (not finite or np.isfinite(array).all()):
+            return array
+    raise arguments.invalid(name, f"an array of real numbers{', all finite' if finite else ''}", value)
 
 
 def is_arrays(data, counts=(2,), or_lists=False):

@@ -15,7 +15,7 @@ TTA = (None, "flip", "five_crop", "ten_crop")
 
 def check_one_input(model):
     """Raises if a model takes more than images."""
-    if len(getattr(model, "inputs", None) or [model]) > 1:
+    if len(getattr(arguments.model(model), "inputs", None) or [model]) > 1:
         received = f"model {model.name!r} with {len(model.inputs)} inputs"
         advice = "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."
         raise ValueError(f"Expected a model with one input, images. Received: {received}. {advice}")

@@ -6,7 +6,9 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.config import find_normalization
 from keras_vit.layers import ImageNormalization
-from keras_vit.prediction.inputs import in_unit_range
+from keras_vit.prediction.inputs import in_unit_range, real_array
+
+_REFUSED = "Invalid value received for argument `x`. Expected images of 0..255."
 
 
 def preprocess_input(x, model: keras.Model | None = None):
@@ -28,11 +30,13 @@ def preprocess_input(x, model: keras.Model | None = None):
     """
     if isinstance(x, (str, os.PathLike)):
         raise arguments.invalid("x", "an array of images, as keras_vit.read_image(path, model) reads from a file", x)
-    if isinstance(x, np.ndarray) and x.dtype.kind == "c":
-        raise arguments.invalid("x", "an array of real numbers", x.dtype)
-    if isinstance(x, (list, tuple, np.ndarray)) and in_unit_range(x):
+    if isinstance(x, np.ndarray) or not hasattr(x, "shape"):
+        x = real_array("x", x, finite=False)
+        if x.ndim < 3:
+            raise arguments.invalid("x", "images of shape (..., height, width, channels)", x)
+    if isinstance(x, np.ndarray) and in_unit_range(x):
         received = f"values from {np.min(x)} to {np.max(x)}, which look scaled to 0..1: multiply them by 255"
-        raise ValueError(f"Expected images of 0..255. Received: {received}.")
+        raise ValueError(f"{_REFUSED} Received: {received}.")
     return scaled(x, model)
 
 
@@ -43,7 +47,7 @@ def scaled(x, model=None):
     if isinstance(x, (list, tuple, np.ndarray)):
         x = np.asarray(x, "float32")
         if x.size and not (x.min() >= 0 and x.max() <= 255):
-            raise ValueError(f"Expected images of 0..255. Received: values from {x.min()} to {x.max()}")
+            raise ValueError(f"{_REFUSED} Received: values from {x.min()} to {x.max()}")
         return x if scaled_by_model else np.asarray(layer.normalize(x), "float32")
     # Rescaling, unlike keras.ops, also works in tf.data pipelines on any backend.
     if scaled_by_model:
