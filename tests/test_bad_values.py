@@ -213,6 +213,7 @@ MODULES = [
     keras_vit.evaluation,
     keras_vit.inspection,
     keras_vit.distillation,
+    keras_vit.export,
 ]
 LISTED = ((getattr(module, name), name) for module in MODULES for name in module.__all__ if name not in NOT_CALLED)
 PUBLIC = {function: name for function, name in LISTED if callable(function)}

@@ -15,6 +15,7 @@ from keras_vit.export import parity, tensorflow_formats, torch_formats
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.parity import PRECISIONS, STATIC, accuracy_change, with_precision
 from keras_vit.files import draft_folder, put_folder
+from keras_vit.prediction.inputs import real_array
 
 
 class Format(NamedTuple):
@@ -35,7 +36,8 @@ class Format(NamedTuple):
 
 def write_file(fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, **options):
     """Exports to a file; arguments are as in `formats.onnx`."""
-    path = Path(path)
+    path = Path(arguments.path("path", path))
+    arguments.optional(arguments.positive_number, "tolerance", tolerance)
     if path.suffix != fmt.suffix:
         raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
     arguments.choice("precision", precision, fmt.precisions)
@@ -44,7 +46,12 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
     if precision == STATIC and (images is None or not len(images)):
         raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: none")
     batches = parity.probes(model)
-    given = [] if images is None else parity.split_batches(np.asarray(images, batches[0].dtype))
+    given = [] if images is None else real_array("images", images).astype(batches[0].dtype)
+    if images is not None and not arguments.takes(model.inputs[0].shape[1:], given.shape[1:]):
+        raise arguments.invalid("images", f"an array of shape {tuple(model.inputs[0].shape)}", given.shape)
+    if labels is not None and real_array("labels", labels).shape != given.shape[:1]:
+        raise arguments.invalid("labels", f"a class for each of {len(given)} images", labels)
+    given = parity.split_batches(given)
     settings = {"precision": precision, "names": parity.output_names(model)}
     tolerance = fmt.tolerances.get(precision) if tolerance is None else tolerance
     return write_checked(fmt, model, path, settings, batches, given, labels, tolerance, **options)
@@ -57,6 +64,8 @@ def write_checked(
 
     `batches` are random images, and `given` are the user's. The report describes how the outputs for `given` change.
     """
+    arguments.boolean("overwrite", overwrite)
+    arguments.optional(arguments.path, "custom_module", custom_module)
     precision = settings["precision"]
     packages = (*fmt.packages, *(["nncf"] if precision == STATIC else []))
     if missing := [name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None]:

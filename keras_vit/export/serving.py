@@ -16,7 +16,7 @@ from keras_vit.files import regular_file
 from keras_vit.layers import ImageNormalization
 from keras_vit.models.graph import operations_before
 from keras_vit.prediction.classes import ids_and_names, output_activation
-from keras_vit.prediction.inputs import KEEP_SCALE, input_range
+from keras_vit.prediction.inputs import KEEP_SCALE, input_range, real_array
 from keras_vit.prediction.preprocessing import require_normalization
 from keras_vit.prediction.taps import AttentionTaps
 
@@ -92,7 +92,9 @@ def saved_model(
 
     Reference: [TensorFlow Serving](https://www.tensorflow.org/tfx/guide/serving).
     """
-    path = Path(path)
+    path = Path(arguments.path("path", path))
+    arguments.each(arguments.boolean, overwrite=overwrite, attention=attention)
+    warm_up = arguments.several("warm_up", warm_up)
     if not (path.name.isascii() and path.name.isdigit()):
         raise arguments.invalid("path", f"a folder named by a number, the version, as {str(path / '1')!r}", str(path))
     height, width, channels = _input_size(model)
@@ -123,7 +125,7 @@ def saved_model(
     refuse_existing(path, overwrite)
     low, high = (0, 255) if server["normalization"]["apply"] else (input_range(model) or (-1, 1))
     sample = np.random.default_rng(0).uniform(low, high, (2, *size, channels)).astype("float32")
-    given = np.asarray([] if images is None else images, "float32")
+    given = real_array("images", [] if images is None else images).astype("float32")
     if images is not None and given.shape[1:] != sample.shape[1:]:
         expected = ", ".join(map(str, sample.shape[1:]))
         raise ValueError(f"Expected `images` of shape (batch, {expected}). Received: {given.shape}")
@@ -146,7 +148,7 @@ def read_labels(labels, num_classes):
     if isinstance(labels, (str, os.PathLike)):
         path = regular_file(labels, "`labels` as a text file, a class per line")
         labels = Path(path).read_text(encoding="utf-8").splitlines()
-    names = [str(name) for name in labels]
+    names = [str(name) for name in arguments.several("labels", labels)]
     if len(names) != num_classes:
         raise ValueError(f"Expected `labels` to name {num_classes} classes. Received: {len(names)} names")
     if bad := [name for name in names if name.splitlines() != [name]]:
@@ -191,4 +193,5 @@ def _scaling_constants(model, normalization):
         if changing := [operation.name for operation in before if not isinstance(operation, KEEP_SCALE)]:
             received = f"{model.name!r} with {', '.join(reversed(changing))} before it"
             raise ValueError(f"{expected} {received}. {advice}, with apply=True if the model takes raw images.")
+    arguments.instance("normalization", normalization, ImageNormalization)
     return {"apply": normalization.apply, "preprocessing": dataclasses.asdict(normalization.preprocessing)}

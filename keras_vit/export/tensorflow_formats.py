@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.parity import STATIC, stored
 from keras_vit.layers.kernels import in_one_piece
@@ -127,7 +128,7 @@ def read_signatures(path):
             found[name] = (tf.dtypes.as_dtype(entry.dtype).name, shape)
         return found
 
-    saved = saved_model_pb2.SavedModel.FromString(Path(path, "saved_model.pb").read_bytes())
+    saved = saved_model_pb2.SavedModel.FromString(Path(arguments.path("path", path), "saved_model.pb").read_bytes())
     return {
         name: (side(definition.inputs), side(definition.outputs))
         for name, definition in saved.meta_graphs[0].signature_def.items()

@@ -5,6 +5,7 @@ import os
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.export import parity
 from keras_vit.export.parity import stored
 
@@ -48,7 +49,7 @@ def torch_module(model: keras.Model):
             self.training = mode
             return self
 
-    return Inference(_traced(model, "float32").module())
+    return Inference(_traced(arguments.model(model), "float32").module())
 
 
 def write_torch_export(model, path, settings):
