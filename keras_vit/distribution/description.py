@@ -39,6 +39,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     Example:
     >>> print(keras_vit.distribution.describe(model, batch_size=1024))  # doctest: +SKIP
     """
+    arguments.model(model)
+    arguments.optional(arguments.positive_int, "batch_size", batch_size)
     if keras.backend.backend() != "jax":
         raise RuntimeError(f"Expected the JAX backend (KERAS_BACKEND=jax). Received: {keras.backend.backend()}")
     if getattr(model, "optimizer", None) is None:

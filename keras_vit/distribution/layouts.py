@@ -54,11 +54,13 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
     >>> keras_vit.distribution.device_mesh().axis_names  # doctest: +SKIP
     ['data', 'model']
     """
+    arguments.positive_int("model", model)
+    arguments.optional(arguments.several, "devices", devices)
     if keras.backend.backend() != "jax":
         expected = "Expected the JAX backend, where Keras splits arrays over devices (KERAS_BACKEND=jax)"
         raise RuntimeError(f"{expected}. Received: {keras.backend.backend()}")
     devices = list(keras.distribution.list_devices() if devices is None else devices)
-    if len(devices) % arguments.positive_int("model", model):
+    if len(devices) % model:
         raise arguments.invalid("model", f"a divisor of {len(devices)}, the number of devices", model)
     return keras.distribution.DeviceMesh((len(devices) // model, model), ["data", "model"], devices)
 
@@ -74,7 +76,7 @@ def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.Layout
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
-    if len(mesh.axis_names) != 2:
+    if len(arguments.instance("mesh", mesh, keras.distribution.DeviceMesh).axis_names) != 2:
         raise arguments.invalid("mesh", 'a mesh with two axes, such as "data" and "model"', mesh.axis_names)
     data = batch_axis(mesh)
     (model,) = (name for name in mesh.axis_names if name != data)
@@ -86,6 +88,7 @@ def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.Layout
 
 def batch_axis(mesh):
     """Returns the name of the mesh axis that splits a batch."""
+    arguments.instance("mesh", mesh, keras.distribution.DeviceMesh)
     return next((name for name in mesh.axis_names if name in _BATCH_NAMES), mesh.axis_names[0])
 
 
@@ -106,10 +109,12 @@ class Layouts(keras.distribution.ModelParallel):
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):
+        arguments.boolean("auto_shard_dataset", auto_shard_dataset)
+        arguments.instance("layouts", layouts, keras.distribution.LayoutMap)
         super().__init__(
             layout_map=layouts, batch_dim_name=batch_axis(layouts.device_mesh), auto_shard_dataset=auto_shard_dataset
         )
-        self.min_size = arguments.optional(arguments.positive_int, "min_size", min_size)
+        self.min_size = min_size
 
     def get_variable_layout(self, variable):
         layout = super().get_variable_layout(variable)
@@ -193,7 +198,7 @@ def fsdp(
     """
     mesh = device_mesh() if mesh is None else mesh
     layouts = keras.distribution.LayoutMap(mesh) if layouts is None else layouts
-    return Layouts(layouts, min_size, auto_shard_dataset)
+    return Layouts(layouts, arguments.positive_int("min_size", min_size), auto_shard_dataset)
 
 
 class Split(NamedTuple):
@@ -221,14 +226,14 @@ def distributed(kind: str | None, model_devices: int | None = None):
         ValueError: If `kind` is unknown, or `model_devices` does not divide the devices.
         RuntimeError: If the backend does not support `kind`; the message names a backend that does.
     """
+    if model_devices is not None and "tensor" not in str(kind):
+        raise arguments.invalid("model_devices", f"None with distribution={kind!r}", model_devices)
     if kind is None:
         if num_processes() > 1:
             raise arguments.invalid("distribution", f"one of {', '.join(KINDS)} for several processes", kind)
         yield Split()
         return
-    arguments.choice("distribution", kind, KINDS)
-    if model_devices is not None and "tensor" not in kind:
-        raise arguments.invalid("model_devices", f"None with distribution={kind!r}", model_devices)
+    arguments.choice("kind", kind, KINDS)
     backend = keras.backend.backend()
     if kind != "data" and backend != "jax":
         expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'"

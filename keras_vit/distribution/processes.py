@@ -79,6 +79,7 @@ def launch(command: list, num_processes: int) -> None:
         RuntimeError: If a process failed, after which `torchrun` ends all processes, or on another backend.
     """
     arguments.positive_int("num_processes", num_processes)
+    arguments.several("command", command)
     if keras.backend.backend() != "torch":
         raise RuntimeError(
             "Expected the PyTorch backend (KERAS_BACKEND=torch) for several processes on one machine. Received: "

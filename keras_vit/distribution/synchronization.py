@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.distribution.processes import agree, num_processes, process_id, summed, torch_group
 
 
@@ -32,6 +33,7 @@ def synchronize(model: keras.Model) -> keras.Model:
     >>> model.compile(keras_vit.training.AdamW(1e-3), loss)  # doctest: +SKIP
     >>> keras_vit.distribution.synchronize(model).fit(data)  # doctest: +SKIP
     """
+    arguments.model(model)
     if keras.backend.backend() == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1:
         _check_optimizer(model.optimizer)
     if group := torch_group():
@@ -160,6 +162,7 @@ def reduce_metrics(model: keras.Model) -> dict:
     >>> model.evaluate(part_of_this_process)  # doctest: +SKIP
     >>> scores = keras_vit.distribution.reduce_metrics(model)  # doctest: +SKIP
     """
+    arguments.model(model)
     variables = model.metrics_variables if torch_group() else []
     with keras.StatelessScope(state_mapping=list(zip(variables, summed(variables), strict=True))):
         return {name: float(ops.convert_to_numpy(value)) for name, value in model.get_metrics_result().items()}

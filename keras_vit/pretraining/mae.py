@@ -86,7 +86,7 @@ class MAE(MaskedImageModel):
         width = size("hidden_dim", decoder_hidden_dim, 32 * math.ceil(encoder.hidden_dim / 64))
         num_heads = size("num_heads", decoder_num_heads, max(1, width // 32))
         mlp_dim = size("mlp_dim", decoder_mlp_dim, 4 * width)
-        self.norm_pixels = bool(norm_pixels)
+        self.norm_pixels = arguments.boolean("norm_pixels", norm_pixels)
         policy = {"dtype": self.dtype_policy}
         length = encoder.num_prefix_tokens + encoder.num_patches
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())

@@ -99,17 +99,15 @@ class MaskedImageModel(TrainingWrapper):
     has_own_loss = True
 
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
-        encoder = Encoder(backbone)
+        encoder = Encoder(arguments.model(backbone, "backbone"))
         # Images must reach the `normalization` layer without a cast, as in the backbone.
         super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
         # Keras tracks this model instead of the backbone, so that the head is not trained or decayed.
         self.encoder_model = encoder.model
-        self.mask_ratio = arguments.rate("mask_ratio", mask_ratio)
-        if not self.mask_ratio:
-            raise arguments.invalid("mask_ratio", "a number in (0, 1)", mask_ratio)
-        self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.mask_ratio = arguments.fraction("mask_ratio", mask_ratio)
+        self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     @property
     def backbone(self) -> keras.Model:

@@ -4,8 +4,10 @@ import os
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.images.figures import displayable, finish, new_panels, show
 from keras_vit.images.tensorboard import TensorBoardPictures
+from keras_vit.prediction.inputs import real_array
 
 TITLES = ("original", "masked", "prediction")
 
@@ -25,7 +27,8 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     Example:
     >>> plot_reconstructions(model.reconstruct(images[:8]), "reconstructions.png")  # doctest: +SKIP
     """
-    parts = [np.asarray(part) for part in reconstruction]
+    parts = arguments.several("reconstruction", reconstruction)
+    parts = [real_array("reconstruction", part) for part in parts]
     shapes = [part.shape for part in parts]
     if len(parts) != 3 or len(set(shapes)) != 1 or parts[0].ndim != 4 or not len(parts[0]):
         expected = "three arrays of one shape, (number, height, width, channels), with at least one image"

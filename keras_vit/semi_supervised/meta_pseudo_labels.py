@@ -151,7 +151,7 @@ class MetaPseudoLabels(TrainingWrapper):
         # A namespace hides the teacher from Keras, which would train it with the student's optimizer.
         self._hidden = SimpleNamespace(trainer=trainer)
         self.student = student
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = keras.random.SeedGenerator(arguments.optional(arguments.non_negative_int, "seed", seed))
         with_baseline = arguments.boolean("baseline", baseline)
         self.baseline = self.add_weight((), "zeros", trainable=False, name="baseline") if with_baseline else None
         self.built = True

@@ -136,7 +136,7 @@ def pseudo_labels(
         "threshold": arguments.rate("threshold", threshold),
         "per_class": arguments.optional(arguments.positive_int, "per_class", per_class),
     }
-    activation = output_activation(teacher)
+    activation = output_activation(arguments.model(teacher, "teacher"))
     names = tuple(name for _, name in ids_and_names(teacher))
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("teacher", "a classifier of two or more classes that exclude each other", teacher.name)
@@ -247,7 +247,10 @@ def noisy_student(
     0.3 and balanced classes; three rounds of EfficientNet-L2 after B7, with 14, 14 and 28 times as many unlabelled as
     labelled images in a batch. The final training at a higher resolution is left to the user.
     """
-    for number, build in enumerate(students, 1):
+    arguments.path("folder", folder)
+    arguments.function("train", train)
+    arguments.non_negative_int("seed", seed)
+    for number, build in enumerate(arguments.several("students", students), 1):
         place = Path(folder) / f"round_{number}"
         place.mkdir(parents=True, exist_ok=True)
         labels = _labels(place / "pseudo_labels.npz", teacher, images, labelling)

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.distribution.processes import process_id, summed, to_numpy, torch_group
 from keras_vit.files import only_process, remove_abandoned, replacing
 
@@ -33,7 +32,7 @@ class CheckpointSlots:
 
     def __init__(self, folder, slots=3):
         self.folder = Path(folder)
-        self.slots = arguments.positive_int("slots", slots)
+        self.slots = slots
 
     @contextlib.contextmanager
     def opened(self):

@@ -108,13 +108,17 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     Traceback (most recent call last):
     ValueError: Expected labels from 0 to 1, as the model has 2 outputs. Received: labels from 0 to 7.
     """
-    seen, graph, replicas = look(data, batch_size), functional_graph(model), batch_parts()
+    arguments.positive_number("epochs", epochs)
+    arguments.positive_int("batch_size", batch_size)
+    arguments.optional(arguments.positive_int, "steps_per_epoch", steps_per_epoch)
+    arguments.choice("verbose", verbose, (0, 1))
+    graph, seen, replicas = functional_graph(model), look(data, batch_size), batch_parts()
     compiled, images = bool(getattr(model, "compiled", False)), seen.images
     heads = classification_heads(model, graph, seen, compiled)
     _, labels, all_labels, num_classes, loss = heads[0] if len(heads) == 1 else (None,) * 5
     problems, doubts = _data_problems(model, graph, seen, heads)
     if validation_data is not None:
-        validation = look(validation_data, batch_size)
+        validation = look(validation_data, batch_size, "validation_data")
         found = _data_problems(model, graph, validation, classification_heads(model, graph, validation, compiled))
         for texts, more in zip((problems, doubts), found, strict=True):
             texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
@@ -198,16 +202,16 @@ class Data(NamedTuple):
     all_labels: np.ndarray | None  # labels of all images, if the dataset has them
 
 
-def look(data, batch_size=32):
+def look(data, batch_size=32, name="data"):
     """Returns the `Data` of a dataset: of anything that `model.fit` takes and that can be read again."""
     # `keras_vit.data` sets these attributes.
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data):
         data = Rows(data, batch_size)
         num_images, all_labels = data.count, data.arrays[1]
-    elif hasattr(data, "__next__") or not isinstance(data, (keras.utils.PyDataset, Iterable)):
+    elif hasattr(data, "__next__") or isinstance(data, str) or not isinstance(data, (keras.utils.PyDataset, Iterable)):
         raise ValueError(
-            "Invalid value received for argument `data`. Expected arrays (images, labels), a tf.data.Dataset, a "
+            f"Invalid value received for argument `{name}`. Expected arrays (images, labels), a tf.data.Dataset, a "
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
     # Skip the last batch, because reading it advances a `keras_vit.data` dataset to the next epoch. Two batches are

@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.prediction.inputs import num_batches, to_numpy
 
 
@@ -16,6 +17,9 @@ class Epochs:
         self.is_function = callable(data)
         # The data of the latest epoch, and how often `on_epoch_end` of a PyDataset was called.
         self.latest, self._ends = None, 0
+        is_read = self.is_function or hasattr(data, "__iter__") or isinstance(data, keras.utils.PyDataset)
+        if isinstance(data, str) or not is_read:
+            raise arguments.invalid("data", "arrays, a dataset, or a function of the epoch", data)
         if hasattr(data, "__next__"):
             problem = f"Expected `data` that can be read again in each epoch. Received: {type(data).__name__}"
             raise ValueError(f"{problem}. Pass a function of the epoch that returns new data.")

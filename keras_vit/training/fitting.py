@@ -79,14 +79,14 @@ def train(
     **options,
 ):
     """Trains as `fit` does, and returns the run; its `history` is a `keras.callbacks.History`."""
-    check_synchronized(model)
-    checkpoints = CheckpointSlots(resume, keep)
-    arguments.positive_int("epochs", epochs)
-    arguments.positive_int("save_every", save_every)
+    check_synchronized(arguments.model(model))
+    arguments.each(arguments.positive_int, epochs=epochs, save_every=save_every, keep=keep)
+    checkpoints = CheckpointSlots(arguments.path("resume", resume), keep)
     arguments.non_negative_int("seed", seed)
-    allow = tuple(arguments.choice("allow", part, PARTS) for part in allow)
+    arguments.choice("verbose", verbose, (0, 1, 2, "auto"))
+    allow = tuple(arguments.choice("allow", part, PARTS) for part in arguments.several("allow", allow))
     params = {"verbose": verbose, "epochs": epochs, "steps": None}
-    run = ResumableRun(model, callbacks, checkpoints, save_every, params)
+    run = ResumableRun(model, arguments.several("callbacks", callbacks), checkpoints, save_every, params)
     data = Epochs(data, seed, batch_size or 32, shuffle, steps_per_epoch)
     with checkpoints.opened():
         batch, steps = data.first_batch()

@@ -1,6 +1,7 @@
 """Keras optimizers configured as in the papers."""
 
 import math
+import numbers
 from collections.abc import Mapping
 
 import keras
@@ -117,8 +118,12 @@ def _class_of_backend(optimizer_class):
 class _Averaged:
     """Averages the weights once per update, and gives the model copies of the averages at the end of `fit`."""
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
+    def __init__(self, learning_rate, *args, **options):
+        # It may also be a schedule, a function or a tensor.
+        if isinstance(learning_rate, numbers.Real):
+            arguments.non_negative_number("learning_rate", learning_rate)
+        arguments.optional(arguments.positive_number, "global_clipnorm", options.get("global_clipnorm"))
+        super().__init__(learning_rate, *args, **options)
         if self.use_ema and self.gradient_accumulation_steps:
             # Keras averages after each batch, also between updates. Convert the momentum per update to one per batch.
             self.ema_momentum **= 1 / self.gradient_accumulation_steps
@@ -163,6 +168,9 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
     """
 
     def __init__(self, learning_rate=0.001, weight_decay=0.05, beta_1=0.9, beta_2=0.999, epsilon=1e-8, **options):
+        arguments.optional(arguments.non_negative_number, "weight_decay", weight_decay)
+        arguments.each(arguments.rate, beta_1=beta_1, beta_2=beta_2)
+        arguments.positive_number("epsilon", epsilon)
         super().__init__(learning_rate, weight_decay, beta_1, beta_2, epsilon, **options)
 
     def build(self, variables):
@@ -197,6 +205,7 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
     """
 
     def __init__(self, learning_rate=0.01, momentum=0.9, *, global_clipnorm=1.0, **options):
+        arguments.share("momentum", momentum)
         super().__init__(learning_rate, momentum, global_clipnorm=global_clipnorm, **options)
 
 
@@ -248,7 +257,7 @@ class LayerDecay(keras.optimizers.Optimizer):
     """
 
     def __init__(self, optimizer, multipliers, name="layer_decay"):
-        optimizer = keras.optimizers.get(optimizer)
+        optimizer = arguments.instance("optimizer", keras.optimizers.get(optimizer), keras.optimizers.Optimizer)
         if not isinstance(multipliers, Mapping):
             expected = "a dict from layer names to factors, which `LayerDecay.from_model` computes"
             raise arguments.invalid("multipliers", expected, multipliers)

@@ -13,7 +13,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.console import silenced
-from keras_vit.distribution.layouts import distributed
+from keras_vit.distribution.layouts import KINDS, distributed
 from keras_vit.distribution.processes import on_one_device, process_id
 from keras_vit.distribution.synchronization import ReduceMetrics, reduce_metrics, synchronize
 from keras_vit.files import replacing
@@ -22,7 +22,8 @@ from keras_vit.training.checks import preflight
 from keras_vit.training.fitting import compile_long_run
 from keras_vit.training.fitting import train as fit_run
 from keras_vit.training.sam import SAM
-from keras_vit.training.settings import TEXTS, batch_size_for, build, kind_of_labels, lengths, loss, metrics, optimizer
+from keras_vit.training.settings import TEXTS, Recipe, batch_size_for, build, kind_of_labels, lengths, loss, metrics
+from keras_vit.training.settings import optimizer as build_optimizer
 from keras_vit.training.trainable import merge_lora
 from keras_vit.version import __version__
 
@@ -79,6 +80,14 @@ def run(
     >>> flowers = functools.partial(keras_vit.data.load, "oxford_flowers102")
     >>> keras_vit.training.run(recipe, flowers, "runs/flowers")  # doctest: +SKIP
     """
+    arguments.instance("recipe", recipe, Recipe)
+    arguments.function("make_dataset", make_dataset)
+    arguments.path("out", out)
+    arguments.optional(arguments.path, "weights", weights)
+    arguments.positive_int("save_every", save_every)
+    callbacks = arguments.several("callbacks", callbacks)
+    arguments.choice("distribution", distribution, (None, *KINDS))
+    arguments.choice("verbose", verbose, (0, 1, 2, "auto"))
     arguments.non_negative_int("seed", seed, 2**32 - 1)
     with distributed(distribution, model_devices) as split:
         return _run(recipe, make_dataset, Path(out), split, weights, seed, save_every, callbacks, verbose)
@@ -121,7 +130,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     trained = SAM(model, recipe.sam, dtype=recipe.dtype) if recipe.sam else model
     compile_options = {"loss": loss(recipe, one_hot)}
     compile_options["weighted_metrics" if split.parts > 1 else "metrics"] = metrics(train.num_classes, one_hot, kind)
-    trained.compile(optimizer(recipe, model, length.total, length.warmup), **compile_options)
+    trained.compile(build_optimizer(recipe, model, length.total, length.warmup), **compile_options)
     synchronize(trained)
     compile_long_run(trained, length.total, verbose)
 

@@ -25,6 +25,12 @@ _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_pr
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
 # Fields that only describe a recipe.
 TEXTS = ("source", "cost", "expected")
+_POSITIVE = ("batch_size", "accumulate", "learning_rate", "steps", "epochs", "lora_rank", "clip", "sam")
+_CHECKS = {
+    arguments.positive_number: (*_POSITIVE, "ema", "layer_decay"),
+    arguments.share: ("holdout", "crop_scale", "label_smoothing", "ema", "layer_decay"),
+    arguments.number: (*_WARMUPS, "min_steps", "weight_decay"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +119,8 @@ class Recipe:
     sam: float | None = None
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            _checked(field.name, getattr(self, field.name), field.type)
         for key, allowed in (
             ("family", tuple(FAMILIES)),
             ("train", ("all", "head", "lora")),
@@ -123,11 +131,8 @@ class Recipe:
             ("crop", ("pretrain", "finetune", "pad", "eval")),
         ):
             arguments.choice(key, getattr(self, key), allowed)
-        for key in ("batch_size", "accumulate", "learning_rate", "steps", "epochs", "lora_rank", "ema", "layer_decay"):
-            arguments.optional(arguments.positive_number, key, getattr(self, key))
-        for key in ("holdout", "crop_scale", "label_smoothing", "ema", "layer_decay"):
-            if not 0 <= (getattr(self, key) or 0) <= 1:
-                raise arguments.invalid(key, "a number from 0 to 1", getattr(self, key))
+        for check, keys in _CHECKS.items():
+            arguments.each(check, optional=True, **{key: getattr(self, key) for key in keys})
         arguments.image_size(self.image_size)
         warmups = [getattr(self, key) for key in _WARMUPS]
         smooths = self.loss == "sigmoid" or self.policy == "deit"
@@ -139,7 +144,8 @@ class Recipe:
             ((self.steps is None) == (self.epochs is None), "one of `steps` and `epochs`", (self.steps, self.epochs)),
             (self.steps and self.min_steps, "`min_steps` only with `epochs`", self.min_steps),
             (sum(map(bool, warmups)) > 1, "one of `warmup_steps`, `warmup_epochs` and `warmup_percent`", warmups),
-            (min(*warmups, self.min_steps) < 0, "`min_steps` and a warm-up of 0 or more", (self.min_steps, warmups)),
+            (min(*warmups, self.min_steps) < 0, f"`min_steps` and a warm-up of 0 or more, {_WARMUPS}", warmups),
+            (self.weight_decay < 0, "a `weight_decay` of 0 or more", self.weight_decay),
             (self.warmup_percent >= 100, "a warm-up of less than 100 percent", self.warmup_percent),
             (self.optimizer == "sgd" and self.weight_decay, "no `weight_decay` with sgd", self.weight_decay),
             (
@@ -205,7 +211,9 @@ def _checked(key, value, kind):
     """Returns the value in the field's type, or raises."""
     if isinstance(value, list):
         value = tuple(value)
-    if type(value) is int and isinstance(0.0, kind):
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    value = value.item() if getattr(value, "shape", None) == () else value
+    if type(value) is int and isinstance(0.0, kind) and arguments.is_number(value):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         expected = getattr(kind, "__name__", str(kind))

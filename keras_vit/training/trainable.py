@@ -80,14 +80,14 @@ def unfreeze(model: keras.Model) -> Parameters:
     Parameters(trainable=5526346, frozen=0)
     """
     # On TensorFlow, setting an attribute to its current value does nothing, and inner layers would stay frozen.
-    model.trainable = False
+    arguments.model(model).trainable = False
     model.trainable = True
     return count_parameters(model)
 
 
 def has_lora(model: keras.Model) -> bool:
     """Returns True if any layer of a model has LoRA weights."""
-    return any("lora_kernel" in weight.path for weight in model.weights)
+    return any("lora_kernel" in weight.path for weight in arguments.model(model).weights)
 
 
 def enable_lora(
@@ -117,8 +117,8 @@ def enable_lora(
     and value are one projection with one shared down-projection.
     """
     arguments.positive_int("rank", rank)
-    if alpha is not None:
-        arguments.positive_number("alpha", alpha)
+    arguments.optional(arguments.positive_number, "alpha", alpha)
+    arguments.each(arguments.boolean, train_head=train_head, train_norms=train_norms)
     parts = _parts(model)
     if has_lora(model):
         raise ValueError(f"Expected a model without LoRA. Received: model {model.name!r}, which has it already.")

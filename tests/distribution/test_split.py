@@ -19,7 +19,7 @@ def test_distributed_on_one_device_has_one_part(kind):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (("model",), "`distribution`.*'data', 'fsdp', 'tensor', 'fsdp\\+tensor'.*Received: 'model'"),
+        (("model",), "`kind`.*'data', 'fsdp', 'tensor', 'fsdp\\+tensor'.*Received: 'model'"),
         (("data", 2), "`model_devices`. Expected None with distribution='data'. Received: 2"),
     ],
 )

@@ -297,4 +297,4 @@ def test_resume_full_disk_does_not_end_the_run(tmp_path, alone, capsys, monkeypa
 
 @pytest.mark.parametrize("bad", [{"save_every": 0}, {"save_every": 1.5}, {"seed": -1}, {"seed": 0.5}, {"keep": 0}])
 def test_fit_invalid_arguments_are_refused(tmp_path, bad):
-    refuses("`(slots|save_every|seed)`", fit_small, tmp_path, small(), **bad)
+    refuses("`(keep|save_every|seed)`", fit_small, tmp_path, small(), **bad)
