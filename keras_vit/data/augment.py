@@ -49,15 +49,14 @@ class Policy:
 
     def __post_init__(self):
         for name in ("mixup", "cutmix", "erasing"):
-            if not 0 <= arguments.number(name, getattr(self, name)) <= 1:
-                raise arguments.invalid(name, "a number from 0 to 1", getattr(self, name))
+            arguments.share(name, getattr(self, name))
         arguments.rate("label_smoothing", self.label_smoothing)
         most = STRONGEST[arguments.choice("operations", self.operations, tuple(STRONGEST))]
-        numbers = self.randaugment or (1, 0)
-        if len(numbers) != 2 or not (numbers[0] >= 1 and 0 <= numbers[1] <= most):
+        numbers = (1, 0) if self.randaugment is None else self.randaugment
+        is_pair = isinstance(numbers, (tuple, list)) and len(numbers) == 2 and all(map(arguments.is_number, numbers))
+        if not is_pair or not (numbers[0] >= 1 and 0 <= numbers[1] <= most):
             raise arguments.invalid("randaugment", f"(at least 1, 0 to {most})", self.randaugment)
-        if self.magnitude_std < 0:
-            raise arguments.invalid("magnitude_std", "a number of at least 0", self.magnitude_std)
+        arguments.non_negative_number("magnitude_std", self.magnitude_std)
         arguments.positive_int("repeats", self.repeats)
 
     @property
@@ -127,7 +126,10 @@ class RandAugment:
     """
 
     def __init__(self, num_operations: int, magnitude: float, magnitude_std: float = 0.0, operations: str = "official"):
-        self.num_operations, self.magnitude, self.std = num_operations, magnitude, magnitude_std
+        self.num_operations = arguments.positive_int("num_operations", num_operations)
+        self.magnitude = arguments.non_negative_number("magnitude", magnitude)
+        self.std = arguments.non_negative_number("magnitude_std", magnitude_std)
+        arguments.choice("operations", operations, tuple(STRONGEST))
         # timm applies each operation with probability 0.5.
         table, self.share, self.rounding = {"official": (OFFICIAL, 1.0, 0.0), "timm": (TIMM, 0.5, 0.5)}[operations]
         self.operations, self.strongest = list(table.values()), STRONGEST[operations]

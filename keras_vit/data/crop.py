@@ -77,7 +77,12 @@ class Crop:
     def __post_init__(self):
         arguments.choice("kind", self.kind, CROPS)
         arguments.pair("image_size", self.image_size)
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+        arguments.optional(arguments.pair, "resize_size", self.resize_size)
+        arguments.each(arguments.boolean, flip=self.flip, arrays=self.arrays)
+        arguments.each(arguments.positive_int, channels=self.channels, max_pixels=self.max_pixels)
+        arguments.instance("preprocessing", self.preprocessing, Preprocessing)
+        is_pair = isinstance(self.scale, (tuple, list)) and len(self.scale) == 2
+        if not is_pair or not all(map(arguments.is_number, self.scale)) or not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
             raise arguments.invalid("resize_size", f"at least {self.image_size}", self.resize_size)

@@ -41,7 +41,7 @@ def from_directory(
             uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
             their order by default; `training` changes this.
-        seed: Integer, for the split, the order and the augmentation.
+        seed: Integer of at least 0, for the split, the order and the augmentation.
         **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. The result also has
             `file_paths` and `file_labels`, in the order of the folder.
 
@@ -67,15 +67,14 @@ def from_directory(
 
 def read_folder(path, *, class_names=None, validation_split=None, subset="training", seed=0, may_lack=False, **options):
     """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
-    path = Path(path)
+    path = Path(arguments.path("path", path))
     if not path.is_dir():
         expected = "`path` to be a folder with one subfolder for each class"
         raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     arguments.choice("subset", subset, ("training", "validation", "both"))
     if validation_split is None and subset != "training":
         raise ValueError(f"Expected a `validation_split` for subset={subset!r}. Received: None")
-    if validation_split is not None and not 0 < validation_split < 1:
-        raise arguments.invalid("validation_split", "a number in (0, 1)", validation_split)
+    arguments.optional(arguments.fraction, "validation_split", validation_split)
     labelled = options.get("labels") != "none"
     if labelled:
         names = _class_folders(path, class_names, may_lack)
@@ -110,7 +109,7 @@ def folders_in(path):
 
 def _class_folders(path, class_names, may_lack):
     found = folders_in(path)
-    names = found if class_names is None else [str(name) for name in class_names]
+    names = found if class_names is None else [str(name) for name in arguments.several("class_names", class_names)]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"Expected `class_names` without repetition. Received twice: {repeated}")
     unknown = sorted(set(names) - set(found))
@@ -141,7 +140,7 @@ def image_files_in(folder):
 
 def held_out(labels, names, share, seed):
     """Returns a bool per image, True if it is in the held-out `share` of its class (None: no image is held out)."""
-    rng, held = np.random.default_rng(seed), np.zeros(len(labels), bool)
+    rng, held = np.random.default_rng(arguments.non_negative_int("seed", seed)), np.zeros(len(labels), bool)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
     for name, places in zip(names, by_class, strict=True) if share else ():
         count = max(1, round(len(places) * share))
@@ -185,10 +184,9 @@ def resize_folder(
     >>> keras.utils.load_img(folder / "small" / "cat" / "0.png.jpg").size
     (200, 150)
     """
-    path, out = Path(path), Path(out)
+    path, out = Path(arguments.path("path", path)), Path(arguments.path("out", out))
     arguments.positive_int("shorter_side", shorter_side)
-    if arguments.positive_int("quality", quality) > 100:
-        raise arguments.invalid("quality", "an integer from 1 to 100", quality)
+    arguments.positive_int("quality", quality, 100)
     if not path.is_dir():
         raise FileNotFoundError(f"Expected `path` to be a folder of images. Received: {str(path)!r}")
     if out.resolve().is_relative_to(path.resolve()):

@@ -3,6 +3,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keras_vit import arguments
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
 from keras_vit.images.table import classes, empty, fail, floats, indicators, read_columns, several_classes, weights
@@ -55,10 +56,14 @@ def from_dataframe(
     [[1.0, 1.0], [1.0, 0.0]]
     """
     columns, lines, base = read_columns(frame)
+    arguments.each(arguments.text, path_column=path_column, extension=extension)
+    arguments.each(arguments.text, optional=True, label_separator=label_separator, weight_column=weight_column)
+    arguments.optional(arguments.path, "directory", directory)
+    arguments.optional(arguments.positive_int, "num_classes", num_classes)
     several = isinstance(label_column, (list, tuple))
     label_columns = list(label_column) if several else [label_column]
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]
-    if missing := [name for name in wanted if name not in columns]:
+    if missing := [name for name in wanted if name not in list(columns)]:
         raise ValueError(
             f"Expected the columns {wanted}. Received: {list(columns)}, without {missing}. Set the column names with "
             "`path_column` and `label_column` (--path-column and --label-column)"

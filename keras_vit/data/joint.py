@@ -30,6 +30,9 @@ def relabelled(source: Source, labels: Any) -> Source:
     >>> next(iter(chosen))[1].shape
     (2, 2)
     """
+    arguments.instance("source", source, Source)
+    if not hasattr(labels, "settings"):
+        raise arguments.invalid("labels", "a keras_vit.semi_supervised.PseudoLabels", labels)
     if source.num_images != labels.settings["num_images"]:
         expected = f"the {labels.settings['num_images']} images that were labelled"
         raise arguments.invalid("source", expected, source.num_images)
@@ -152,10 +155,10 @@ def with_unlabelled(
 
 
 def _check_parts(name, data, parts):
-    spec = data.element_spec
-    if (len(spec) if isinstance(spec, tuple) else 1) != parts:
+    spec = getattr(data, "element_spec", None)
+    if spec is None or (len(spec) if isinstance(spec, tuple) else 1) != parts:
         expected = f"batches of {'(images, labels)' if parts == 2 else 'images only'}"
-        raise arguments.invalid(name, expected, spec)
+        raise arguments.invalid(name, expected, data if spec is None else spec)
 
 
 def _zipped(join, *parts):

@@ -10,7 +10,7 @@ from keras_vit import arguments
 from keras_vit.config import Preprocessing, find_normalization
 from keras_vit.data.augment import Policy, augmentation
 from keras_vit.data.broken import BrokenImages, first_readable, replace_broken
-from keras_vit.data.crop import Crop
+from keras_vit.data.crop import CROPS, Crop
 from keras_vit.data.epochs import Epochs
 from keras_vit.data.source import Source, tf
 from keras_vit.data.steps import Steps, read
@@ -159,7 +159,7 @@ def pipeline(
         channels: Integer, the channels of the images in a batch; 3 by default.
         shuffle: Bool, or the number of images in the shuffle buffer; files are fully shuffled. True: 10,000. None: as
             `training`.
-        seed: Integer.
+        seed: Integer of at least 0.
         repeat: Bool. If True, the data never ends, and a batch may have images of two epochs: pass `steps_per_epoch` to
             `fit`.
         cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
@@ -179,6 +179,11 @@ def pipeline(
         ValueError: If arguments do not fit each other or the source, or no image decodes.
     """
     refuse_removed(removed, preprocessing)
+    arguments.instance("source", source, Source)
+    arguments.each(arguments.boolean, training=training, repeat=repeat, pad_remainder=pad_remainder)
+    arguments.each(arguments.boolean, optional=True, normalize=normalize, drop_remainder=drop_remainder, flip=flip)
+    arguments.instance("cache", cache, (bool, str, os.PathLike), "a bool or a path")
+    arguments.non_negative_int("seed", seed)
     inputs = input_options(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
     record = inputs["preprocessing"]
     image_size = arguments.pair("image_size", inputs["image_size"])
@@ -189,9 +194,9 @@ def pipeline(
     labels = kind_of_batch_labels(source, labels, augmented)
     shuffle = training if shuffle is None else shuffle
     shuffle_buffer = 10_000 if isinstance(shuffle, bool) else shuffle
-    for name, count in (("batch_size", batch_size), ("num_shards", num_shards), ("shuffle", shuffle_buffer)):
-        arguments.positive_int(name, count)
-    arguments.optional(arguments.positive_int, "num_batches", num_batches)
+    positive = arguments.positive_int
+    arguments.each(positive, batch_size=batch_size, num_shards=num_shards, shuffle=shuffle_buffer)
+    arguments.each(positive, optional=True, num_batches=num_batches, num_parallel_calls=num_parallel_calls)
     arguments.non_negative_int("skip_batches", skip_batches)
     if shard_index not in range(num_shards):
         raise arguments.invalid("shard_index", f"an integer from 0 to {num_shards - 1}", shard_index)
@@ -214,7 +219,7 @@ def pipeline(
     ):
         if wrong:
             raise ValueError(f"Expected {expected}. Received: {received}")
-    kind = crop or ("pretrain" if training else "eval")
+    kind = ("pretrain" if training else "eval") if crop is None else arguments.choice("crop", crop, CROPS)
     flip = bool(training) if flip is None else flip
     resize_size = arguments.optional(arguments.pair, "resize_size", resize_size)
     cut = Crop(image_size, kind, flip, channels, scale, resize_size, record, max_pixels, source.arrays)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_vit import arguments
+
 logger = logging.getLogger("keras_vit.data")
 
 
@@ -54,7 +56,13 @@ class Source:
     arrays: bool = False
 
     def __post_init__(self):
-        names = [str(name) for name in self.class_names]
+        if not hasattr(self.records, "element_spec"):
+            raise arguments.invalid("records", "a tf.data.Dataset", self.records)
+        arguments.positive_int("num_images", self.num_images)
+        arguments.non_negative_int("num_classes", self.num_classes)
+        arguments.each(arguments.boolean, files=self.files, arrays=self.arrays)
+        arguments.choice("labels", self.labels, ("int", "soft", "multi_hot", "float", None))
+        names = [str(name) for name in arguments.several("class_names", self.class_names)]
         if not names and self.labels in ("int", "soft", "multi_hot"):
             names = [str(i) for i in range(self.num_classes)]
         object.__setattr__(self, "class_names", tuple(names))

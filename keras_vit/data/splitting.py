@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, folders_in, from_directory, held_out, read_folder
 from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
@@ -24,7 +25,7 @@ def folds(
         frame: A table, as for `keras_vit.data.from_dataframe`.
         k: Integer from 2 to the number of rows, or a ValueError is raised.
         label_column: The column to stratify by: classes or regression targets; None: random folds.
-        seed: Integer; the same seed makes the same folds.
+        seed: Integer of at least 0; the same seed makes the same folds.
 
     Example:
     >>> import keras_vit.data
@@ -38,7 +39,7 @@ def folds(
         raise ValueError(f"Expected `k` to be an integer from 2 to the {num_rows} rows. Received: {k!r}")
     if label_column is not None and label_column not in list(columns):
         raise ValueError(f"Expected `label_column` to be one of {list(columns)}. Received: {label_column!r}")
-    order = np.random.default_rng(seed).permutation(num_rows)
+    order = np.random.default_rng(arguments.non_negative_int("seed", seed)).permutation(num_rows)
     if label_column is not None:
         values = columns[label_column]
         numbers = [real(value) for value in values]
@@ -93,11 +94,13 @@ def splits(
     Traceback (most recent call last):
     FileNotFoundError: There is no folder 'vtab/dtd'. As the name of a TFDS dataset: Expected the dataset 'dtd' ...
     """
-    path = Path(data)
+    path = Path(arguments.path("data", data))
     is_table = path.suffix.lower() == ".csv"
-    if not 0 < holdout < 1:
+    if not arguments.is_number(holdout) or not 0 < holdout < 1:
         raise ValueError(f"Expected `holdout` in (0, 1). Received: {holdout!r}")
+    arguments.each(arguments.path, optional=True, data_dir=data_dir, images=images)
     columns = {"path_column": path_column, "label_column": label_column, "extension": extension}
+    arguments.each(arguments.text, train_split=train_split, test_split=test_split, **columns)
     of_tables = {"images": images, **columns}
     defaults = {"images": None, "path_column": "path", "label_column": "label", "extension": ""}
     if not is_table and (useless := [name for name, value in of_tables.items() if value != defaults[name]]):

@@ -3,6 +3,7 @@ import math
 import keras
 import numpy as np
 
+from keras_vit import arguments
 from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
@@ -69,7 +70,7 @@ class Mix:
     """
 
     def __init__(self, policy: Policy):
-        self.smoothing = policy.label_smoothing
+        self.smoothing = arguments.instance("policy", policy, Policy).label_smoothing
         self.layers = []
         # Compute in float32 under any dtype policy, because a lower precision would round the pixels.
         options = {"data_format": "channels_last", "dtype": "float32"}

@@ -3,6 +3,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_vit import arguments
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import Source, tf
 
@@ -110,6 +111,8 @@ def load(
     Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code, which index images by position.
     Another version of a TFDS dataset may therefore give other images.
     """
+    arguments.each(arguments.text, name=name, split=split)
+    arguments.optional(arguments.path, "data_dir", data_dir)
     # If TensorFlow is missing, this raises an error with the command that installs it.
     _ = tf.data
     try:
