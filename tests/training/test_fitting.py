@@ -42,7 +42,7 @@ def test_fit_equals_model_fit(tmp_path):
         return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
 
     plain, ours = make_model(), make_model()
-    seeds = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: Epochs(None).set_seeds(epoch))
+    seeds = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: Epochs((X, Y)).set_seeds(epoch))
     expected = plain.fit(dataset(), epochs=3, validation_data=(X, Y), shuffle=False, verbose=0, callbacks=[seeds])
     calls = []
     record = keras.callbacks.LambdaCallback(
