@@ -114,11 +114,11 @@ def test_single_patch_is_not_merged():
     block = TransformerBlock(2, 12, token_merging=2, num_prefix_tokens=2)
     tokens, sizes = block(RNG.normal(size=(2, 3, 8)).astype("float32"))
     assert tokens.shape == (2, 3, 8)
-    np.testing.assert_array_equal(numpy(sizes), 1)
+    np.testing.assert_array_equal(numpy(sizes), np.ones((2, 3)))
     # The length is unknown in the traced model.
     inputs = keras.Input((None, 8))
     _, sizes = keras.Model(inputs, list(block(inputs))).predict(np.ones((2, 3, 8), "float32"), verbose=0)
-    np.testing.assert_array_equal(sizes, 1)
+    np.testing.assert_array_equal(sizes, np.ones((2, 3)))
 
 
 def test_empty_batch_is_merged():
