@@ -192,7 +192,7 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns (rows, columns) of whole patches; sides may be None or tensors. `stride` is of a ResNet before them."""
+    """Returns (rows, columns) of whole patches; sides may be None or tensors. `stride`: of a preceding ResNet."""
     smallest = [(patch - 1) * stride + 1 for patch in patch_size]
     if any(isinstance(side, int) and side < least for side, least in zip(image_size, smallest, strict=True)):
         raise ValueError(

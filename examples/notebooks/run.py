@@ -1,7 +1,7 @@
 """Executes the notebooks of this folder, whose sources are the .py files, and stores them with their outputs.
 
-The backend is KERAS_BACKEND's. samples.py prepares the data of the notebooks; it describes the environment variables
-KERAS_VIT_SAMPLES and KERAS_VIT_QUICK.
+The environment variable KERAS_BACKEND selects the backend. samples.py prepares the data of the notebooks; it describes
+the environment variables KERAS_VIT_SAMPLES and KERAS_VIT_QUICK.
 
 Command:  python examples/notebooks/run.py [NAME ...] [--check]
 Needs:    pip install ".[notebooks]", in a clone of the repository

@@ -318,7 +318,7 @@ def processors():
 
 
 def ratio(spread):
-    """Returns a median with its interval, and how much of the probability that holds if that is below 95%."""
+    """Returns a median with its interval, and the coverage of the interval if it is below 95%."""
     width = "" if spread["coverage"] >= 0.95 else f", in {spread['coverage']:.0%}"
     interval = f" ({spread['low']:.2f} to {spread['high']:.2f}{width})" if spread["coverage"] else ""
     # On one line.

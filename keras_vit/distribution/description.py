@@ -33,8 +33,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
 
     Args:
         model: A compiled `keras.Model` of images, built after `keras.distribution.set_distribution`.
-        batch_size: Int, the images of a step on all devices together, which they must divide. The training step is
-            compiled for it, which takes seconds to minutes. None: only the variables are described.
+        batch_size: Int, the number of images of a step on all devices together, a multiple of the number of devices.
+            The function compiles the step, which takes seconds to minutes. None: it describes only the variables.
 
     Example:
     >>> print(keras_vit.distribution.describe(model, batch_size=1024))  # doctest: +SKIP

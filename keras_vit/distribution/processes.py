@@ -22,8 +22,11 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
 
     Args:
         coordinator: "HOST:PORT" of process 0, a free port that other processes can reach.
-        num_processes, process_id: Ints of at least 1 and 0. Give all three arguments or none, else a ValueError is
-            raised.
+        num_processes: Int of at least 1, the number of processes of the run.
+        process_id: Int of at least 0, the index of this process. Give all three arguments or none of them.
+
+    Raises:
+        ValueError: If only one or two of the arguments are given.
 
     Raises:
         RuntimeError: On TensorFlow, where Keras 3 cannot train in several processes, or if a launcher of another

@@ -58,7 +58,7 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the indices of the data's class `names` in `onto`, the names of `owner`; None if nothing changes."""
+    """Returns the place of each class name of the data in `onto`, the names of `owner`; None if the order is equal."""
     if names is None or onto is None or list(names) == list(onto):
         return None
     names, onto = list(names), list(onto)

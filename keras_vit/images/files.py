@@ -134,7 +134,7 @@ def _check_rows(data, image):
         missing += height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
     unpacker = zlib.decompressobj()
     for name, start, end in chunks(data):
-        # Decompress in pieces, since each call copies the unread rest of its piece.
+        # Decompress in small pieces, since each call copies the part of the input that it has not used.
         for position in range(start, end if name == b"IDAT" else start, PIECE):
             packed = data[position : min(position + PIECE, end)]
             while packed and missing > 0:

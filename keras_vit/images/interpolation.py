@@ -74,7 +74,7 @@ def _antialiased(kernel):
 
 
 def _geometric(old, new, xp):
-    """Interpolates linearly between geometrically spaced offsets, as in BEiT; `old` is odd."""
+    """Resizes relative position biases as BEiT does: linearly, between offsets with geometric gaps; `old` is odd."""
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]

@@ -319,7 +319,7 @@ def changed(preprocessing, value):
 
 
 def pre_logits(x, config):
-    """Adds a dense tanh layer of `representation_size`. As in the official code, its tanh is a separate layer."""
+    """Adds a dense layer of `representation_size` units and a separate tanh layer, as the official ViT code does."""
     if config.representation_size is None:
         # Keras' Identity has no config with a policy map, so a loaded model could not be saved again.
         return keras.layers.Activation("linear", name="pre_logits")(x)

@@ -40,7 +40,7 @@ def _load(path):
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{damaged}.")
     try:
-        # Keras would read members of any size.
+        # Check the sizes of the files in the archive, because Keras does not limit them.
         with open_archive(path):
             pass
         return keras.saving.load_model(path, compile=False)

@@ -210,7 +210,7 @@ def _unwritten(model, format, source, fields):
 
 
 def _arrays(source, values, fields):
-    """Returns {canonical key: array}, with the parts of fused arrays joined."""
+    """Returns {key: array}. The weights that one array of the file contains, such as Q, K and V, are concatenated."""
     parts = {}
     for weight, value in values.items():
         name = source.find(weight)

@@ -14,7 +14,8 @@ class MetaTeacher(keras.Model):
     """Trains the teacher of `MetaPseudoLabels` with Keras' own train step.
 
     Batches are (images, (labels, drawn, feedback, growth)). The images are labelled, unlabelled and augmented images,
-    in this order. `labels` and `drawn` are classes; `feedback` and the `growth` of `uda_weight` are scalars.
+    in this order. `labels` are the true classes, and `drawn` are pseudo labels that the teacher drew. The scalar
+    `feedback` weights the loss of `drawn`. The scalar `growth` multiplies `uda_weight`.
     """
 
     def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):

@@ -10,7 +10,7 @@ from keras_vit.weights.record import begin, read_record
 
 # The keys of transformers' config.json whose values follow from the arrays.
 _READ = ("embedding_size", "hidden_sizes", "depths")
-# The reason for unknown settings of a ResNet.
+# Error messages give this reason if a file does not state a setting of a ResNet.
 DIFFERENT_CODE = "it differs between the code bases that read such files"
 # The depths and width factors of timm's BiTs.
 _TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")

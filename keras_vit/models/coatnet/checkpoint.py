@@ -195,7 +195,7 @@ def timm_variant(fields):
     """Returns the name of the timm CoAtNet with these fields, or None."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
-        # The arrays show the depths that None stands for, but not the initial value of LayerScale.
+        # Compare what arrays show: depths instead of `conv_depths=None`, but only whether there is a LayerScale.
         usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
         shown = {"conv_depths": config.conv_depths or usual, "layer_scale_init": config.layer_scale_init and 1.0}
         if all({**vars(config), **shown}[field] == value for field, value in fields.items()):

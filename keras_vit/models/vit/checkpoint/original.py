@@ -52,7 +52,7 @@ def _read(file, key):
 
 
 def _check_periods(file):
-    """Raises unless the periods follow from theta 100, up to the bfloat16 rounding of the published files."""
+    """Raises a ValueError unless the periods of the rotary embedding follow from theta 100, up to bfloat16 rounding."""
     key = _table(file, "rope_embed.periods")
     if key is None:
         return

@@ -1,6 +1,6 @@
 """The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP.
 
-The keys of these files are like the keys of other sources, so they are recognised here.
+Some keys of these files also occur in files of timm or transformers. The rules of this module tell them apart.
 """
 
 import dataclasses
