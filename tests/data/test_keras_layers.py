@@ -118,7 +118,7 @@ class Plain(keras.layers.Layer):
     "layer, message",
     [
         (lambda: KERAS.RandomBrightness(0.2, value_range=(0, 1)), r"layers with value_range=\(0, 255\)"),
-        (lambda: CV.RandomJpegQuality((75, 100)), "layers for pixels of 0..255. .*end at 1"),
+        (lambda: CV.RandomJpegQuality((75, 100)), "layers for pixels of 0..255. .*largest output is 1"),
         (lambda: KERAS.Rescaling(1 / 255), "layers for pixels of 0..255. .*Rescaling"),
         (lambda: KERAS.RandomCrop(8, 8), "layers that keep the shapes .*RandomCrop"),
         (lambda: KERAS.RandomFlip(data_format="channels_first"), "data_format='channels_last'"),

@@ -41,5 +41,5 @@ def test_distributed_kinds_of_jax_are_refused_on_pytorch(kind, tmp_path):
     with pytest.raises(RuntimeError, match=says), distributed(kind):
         pytest.fail("nothing is begun")
     with pytest.raises(RuntimeError, match=says):
-        training.run(training.RECIPES["finetune_pets"], None, tmp_path / "run", distribution=kind)
+        training.run(training.RECIPES["finetune_pets"], lambda: None, tmp_path / "run", distribution=kind)
     assert not (tmp_path / "run").exists()

@@ -187,7 +187,7 @@ def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
         zoo.local_path("ViTB16.imagenet21k", "ViTB16")
     with pytest.raises(ValueError, match=r"Received: 'imagenet'. Did you mean 'imagenet2012'\?"):
         zoo.local_path("imagenet", "ViTB16")
-    with pytest.raises(FileNotFoundError, match="which does not exist in .*a published checkpoint.*`from_pretrained`"):
+    with pytest.raises(FileNotFoundError, match="which does not exist in .*published checkpoint.*`from_pretrained`"):
         keras_vit.load_weights(keras.Sequential(), "ViTB16.imagenet21k")
 
 
