@@ -143,10 +143,6 @@ _TRANSLATIONS = {
     "multi_label": 'task="multi_label" instead of True',
     "regression": 'task="regression" instead of True',
 }
-_FOUND_BY_KERAS = {
-    "dtype": (keras.dtype_policies.get, "a dtype policy of Keras"),
-    "head_init": (keras.initializers.get, "an initializer of Keras"),
-}
 _POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
 
 
@@ -193,11 +189,10 @@ class Family:
 
     def make(self, config, *, name=None, dtype=None, **options):
         """Returns the model of a config, with random weights."""
-        for option, value in {"dtype": dtype, **options}.items():
+        arguments.found("dtype", dtype, keras.dtype_policies.get, "a dtype policy of Keras")
+        for option, value in options.items():
             if option.endswith("_rate"):
                 arguments.rate(option, value)
-            elif option in _FOUND_BY_KERAS:
-                arguments.found(option, value, *_FOUND_BY_KERAS[option])
         with _dtype_policy(dtype):
             inputs = keras.Input((*config.image_size, config.in_channels), name="images")
             images = layers.ImageNormalization(config=config, name="normalization")(inputs)
@@ -332,7 +327,8 @@ def dense_head(x, config, head_init, name="head"):
     """Adds the head, which computes in float32; returns `x` for a model without classes."""
     if not config.num_classes:
         return x
-    options = {"activation": config.classifier_activation, "kernel_initializer": head_init, "dtype": "float32"}
+    initializer = arguments.found("head_init", head_init, keras.initializers.get, "an initializer of Keras")
+    options = {"activation": config.classifier_activation, "kernel_initializer": initializer, "dtype": "float32"}
     return keras.layers.Dense(config.num_classes, name=name, **options)(x)
 
 
