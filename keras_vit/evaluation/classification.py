@@ -33,13 +33,14 @@ def accuracy(
 ) -> dict[str, float]:
     """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
-    Data and model classes are matched by name if both have `class_names`, else by position. If outputs tie, the lower
-    class is ranked first. Errors are as in `top_k_accuracy` and `extract_features`.
+    The data's classes are matched with the model's classes by name if both have `class_names`, else by position. If
+    outputs are equal, the class with the lower index is ranked first. Errors are as in `top_k_accuracy` and
+    `extract_features`.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
         data: Labeled test images. `data`, `batch_size` and `verbose` are as in `extract_features`.
-        k: Int or ints. None means 1, and also 5 if there are at least 5 classes.
+        k: Int, or several ints to measure several accuracies. None means 1, and also 5 if there are at least 5 classes.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=10)
@@ -56,11 +57,13 @@ def accuracy(
 
 
 def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> float:
-    """Returns the share of images, in [0, 1], whose class is among the k highest outputs; the lower class wins ties.
+    """Returns the share of images, in [0, 1], whose true class is among the k classes with the highest outputs.
+
+    If outputs are equal, the class with the lower index is ranked first.
 
     Args:
         predictions: (num_images, num_classes), logits or probabilities. Values that are not finite raise a ValueError.
-        labels: (num_images,), classes counted from 0, or one-hot.
+        labels: Integer classes counted from 0, (num_images,), or one-hot labels, (num_images, num_classes).
         k: Int, at most the number of classes.
 
     Example:
@@ -78,7 +81,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
 
 
 def _check_classes(name, num_classes, k=1, highest=0):
-    """Raises if there are fewer than two classes or fewer than `k`, or the `highest` label has no output."""
+    """Raises ValueError unless `num_classes` is at least 2 and at least `k`, and larger than the `highest` label."""
     if num_classes == 1:
         expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
         raise invalid(name, expected, "one output")
@@ -99,16 +102,18 @@ def imagenet_real_accuracy(
 ) -> float:
     """Measures a classifier's accuracy, in [0, 1], on the reassessed labels ("ReaL") of ImageNet's validation images.
 
-    A prediction is correct if it is one of the image's classes. Images without classes are not counted.
+    Each image has a list of correct classes. A prediction is correct if it is in this list. Images with an empty list
+    are not counted.
 
     Args:
         model: A `keras.Model` with one output for each of the 1,000 classes, or None if `data` is predictions.
         data: Validation images with any labels, as in `extract_features`. If `model` is None, logits or probabilities,
             (num_images, num_classes).
-        labels: Path of `real.json`, the JSON file that the authors publish; or a list of classes, counted from 0, for
-            each image.
+        labels: Path of `real.json`, the file that the authors of ReaL publish; or, for each image, a list of classes
+            counted from 0.
         file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
-            `file_paths` of `keras_vit.data.from_directory`. None means that `data` has all images in numerical order.
+            `file_paths` of a dataset from `keras_vit.data.from_directory`. None means that `data` contains all images
+            in the order of the numbers in their names.
 
     Raises:
         FileNotFoundError: If there is no file at `labels`.
@@ -135,7 +140,7 @@ def imagenet_real_accuracy(
     if model is None:
         predictions = checked_features("data", data)
     else:
-        # Ignore the labels in `data`: they may be anything, such as -1 for unknown.
+        # Ignore the labels in `data`, because they may have any value, such as -1 for an unknown class.
         predictions, _ = outputs_and_labels(model, data, batch_size, verbose, lambda own: np.zeros(len(own)))
     if len(predictions) != len(labels):
         received = f"{len(labels)}. For a subset or another order, pass `file_names`."
@@ -162,11 +167,13 @@ def _real_labels(labels):
 
 
 def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, float]:
-    """Averages accuracies on the Visual Task Adaptation Benchmark, per group and as "mean" over all tasks.
+    """Averages accuracies on the tasks of the Visual Task Adaptation Benchmark (VTAB).
+
+    Returns a dict with the mean accuracy of each group of tasks, and with "mean", the mean accuracy of all tasks.
 
     Args:
-        accuracies: Mapping from the name of each of `tasks` to its accuracy in [0, 1].
-        tasks: Mapping from the names of all tasks to their groups, as strings, or `keras_vit.data.VTAB`.
+        accuracies: Mapping from the name of each task to the accuracy in [0, 1].
+        tasks: Mapping from the name of each task to the name of its group, or `keras_vit.data.VTAB`.
 
     Raises:
         ValueError: If an accuracy is missing, is not a number in [0, 1], or is not for one of `tasks`.

@@ -12,7 +12,7 @@ from keras_vit.console import Progress
 from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import invalid, one_or_more, train_and_test
 
-# Test images per step; it limits the memory for their similarities to all training images.
+# The number of test images that are compared with all training images at once. It limits the memory.
 CHUNK = 1024
 
 
@@ -30,7 +30,7 @@ def knn_accuracy(
             both have `class_names`, else by position.
         k: Int, the number of neighbors, at most the number of training images.
         temperature: Float above 0; infinity gives all votes the same weight.
-        **options: `layer`, `batch_size` and `verbose` of `extract_features`.
+        **options: The arguments `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Raises:
         ValueError: If there are fewer training images than `k`, or an argument is out of range.
@@ -52,7 +52,7 @@ def knn_accuracy(
     x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
     if len(x) < k:
         raise invalid("k", f"at most {len(x)}, the number of training images", k)
-    # Features of zeros stay zeros.
+    # The lower bound avoids a division by 0 if all features of an image are 0.
     x, test_x = (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12) for part in (x, test_x))
     right = 0
     title, verbose = "Finding the nearest neighbors", options.get("verbose", 1)
@@ -61,7 +61,7 @@ def knn_accuracy(
         similarity = test_x[start : start + CHUNK] @ x.T
         nearest = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
         similarity = np.take_along_axis(similarity, nearest, axis=1)
-        # exp(1 / temperature) can overflow, so compute weights relative to the nearest image.
+        # exp(similarity / temperature) can overflow, so divide all weights by the weight of the nearest image.
         weights = np.exp((similarity - similarity.max(axis=1, keepdims=True)) / temperature)
         votes = np.zeros((len(nearest), labels.max() + 1))
         np.add.at(votes, (np.arange(len(nearest))[:, None], labels[nearest]), weights)
@@ -69,9 +69,9 @@ def knn_accuracy(
     return right / len(test_labels)
 
 
-# The strengths of the official code, from almost no regularization to weights close to 0.
+# The regularization strengths of the official code, from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
-# A constant feature this large makes the bias almost free of the penalty.
+# The bias is the weight of a constant feature. A large feature needs only a small weight, which has almost no penalty.
 BIAS = 100.0
 
 
@@ -87,19 +87,21 @@ def few_shot_accuracy(
 ) -> dict[str, Any]:
     """Measures the accuracy of a linear classifier on frozen features of a few images per class.
 
-    The classifier is L2-regularized least squares with targets of 1 for the class and -1 for all other classes, solved
-    in closed form in NumPy. Each seed uses the strength with the lowest leave-one-out error on the training images.
+    The classifier is fitted by L2-regularized least squares, in closed form in NumPy. The target is 1 for the class of
+    an image and -1 for all other classes. Each seed selects a random subset of the training images, and the
+    regularization strength with the lowest leave-one-out error on this subset.
 
     Args:
-        model, train, test: As in `knn_accuracy`. The shots are drawn from the training images.
-        shots: Int, images per class, at most as many as the rarest class has; None uses all.
-        seeds: Int of at least 0, or several; each seed draws other shots.
+        model, train, test: As in `knn_accuracy`. The classifier is fitted to a random subset of the images in `train`.
+        shots: Int, the number of training images per class, at most the number of images of the rarest class. None uses
+            all images.
+        seeds: Int of at least 0, or several; the random seeds that select the training images.
         l2: Float above 0, or several; the regularization strengths to try.
-        **options: `layer`, `batch_size` and `verbose` of `extract_features`.
+        **options: The arguments `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        A dict: "by_seed", the test accuracy for each seed; "accuracy", their mean; "l2", the strength for each seed;
-        and "by_l2", the mean test accuracy over the seeds for each strength.
+        A dict: "by_seed", the test accuracy for each seed; "accuracy", the mean of these accuracies; "l2", the selected
+        strength for each seed; and "by_l2", the mean test accuracy over the seeds for each strength.
 
     Raises:
         ValueError: If a class has fewer images than `shots`, or an argument is out of range.
@@ -109,8 +111,8 @@ def few_shot_accuracy(
     >>> few_shot_accuracy(None, (x, y), (x, y), shots=2, seeds=0, l2=1e-3)
     {'accuracy': 1.0, 'by_seed': {0: 1.0}, 'l2': {0: 0.001}, 'by_l2': {0.001: 1.0}}
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The papers report the best strength on
-    the test images, `max(result["by_l2"].values())`.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 4.1. The paper reports the accuracy of the
+    strength that is best on the test images, `max(result["by_l2"].values())`.
     """
     shots = arguments.optional(arguments.positive_int, "shots", shots)
     seeds = one_or_more("seeds", seeds, arguments.non_negative_int)
@@ -137,28 +139,28 @@ def _fit(x, labels, test_x, test_labels, strengths, progress):
     x = x.astype("float64")
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
     x, test_x = (np.pad((part - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS) for part in (x, test_x))
-    # One SVD for all strengths: with features U S V' and targets Y, the weights are V S / (S^2 + l2) U' Y.
+    # Compute one SVD for all strengths. For features U S V' and targets Y, the weights are V S / (S^2 + l2) U' Y.
     u, s, vt = np.linalg.svd(x, full_matrices=False)
     targets = 2.0 * (labels[:, None] == np.arange(labels.max() + 1)) - 1
     rotated, projected, squares = u.T @ targets, test_x @ vt.T, u**2
-    # The part of the targets that no weights can fit; it is 0 if there are no more images than features.
+    # This is the part of the targets that no weights can fit. It is 0 if there are at most as many images as features.
     outside = 0 if u.shape[0] == u.shape[1] else targets - u @ rotated
     accuracies, errors = [], []
     for l2 in strengths:
         predicted = (projected @ ((s / (s**2 + l2))[:, None] * rotated)).argmax(axis=1)
         accuracies.append(float(np.mean(predicted == test_labels)))
         shrink = l2 / (s**2 + l2)
-        # Compute residuals and 1 - leverages in a form that does not cancel if the fit is almost exact.
+        # Compute residuals and 1 - leverages without subtracting nearly equal numbers, which would lose precision.
         residual = outside + u @ (shrink[:, None] * rotated)
         free = np.maximum(1 - squares.sum(axis=1), 0) + squares @ shrink
-        # Choosing the strength by accuracy would favor weak regularization.
+        # Choose the strength by the squared error, because accuracy would favor weak regularization.
         errors.append(np.mean((residual / free[:, None]) ** 2))
         progress.update(progress.done + 1)
     return accuracies, errors
 
 
 def _draw(labels, shots, seed):
-    """Draws the indices of `shots` images per class."""
+    """Returns the indices of `shots` randomly selected images per class."""
     if shots is None:
         return np.arange(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
@@ -185,20 +187,21 @@ def linear_probe_accuracy(
     """Trains a linear classifier on a model's frozen features of all training images, and tests it.
 
     The classifier is L2-regularized multinomial logistic regression on standardized features, fitted by SciPy's L-BFGS
-    (`pip install scipy`). If there are several strengths, held-out training images select the most accurate one, and
-    the classifier is fitted again to all training images. Arguments out of range raise a ValueError.
+    (`pip install scipy`). If there are several regularization strengths, a part of the training images is held out, and
+    the strength with the best accuracy on this part is selected. Then the classifier is fitted again to all training
+    images. Arguments out of range raise a ValueError.
 
     Args:
         model, train, test: As in `knn_accuracy`.
-        l2: Float above 0, or several; the strengths to try. The penalty is `l2 / 2` times the sum of squared weights
-            without the bias.
+        l2: Float above 0, or several; the regularization strengths to try. The penalty is `l2 / 2` times the sum of
+            squared weights without the bias.
         validation_split: Float in (0, 1), the share of the training images to hold out.
-        seed: Int of at least 0, which chooses the held-out images.
-        **options: `layer`, `batch_size` and `verbose` of `extract_features`.
+        seed: Int of at least 0, the random seed that selects the held-out images.
+        **options: The arguments `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        A dict: "accuracy" on the test images; "l2", the strength chosen; and "head", a built `keras.layers.Dense` from
-        features (not standardized) to logits, which can replace the model's head.
+        A dict: "accuracy" on the test images; "l2", the selected strength; and "head", a built `keras.layers.Dense`
+        from features (not standardized) to logits. The example copies its weights into the model's head.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
@@ -242,7 +245,7 @@ def _best(strengths, x, labels, validation_split, seed, progress):
         raise invalid("train", "two images or more to choose `l2` on", len(x))
     kept, rest = order[:count], order[count:]
     scores, start = [], None
-    # Fit from strong to weak, so that each fit starts near its optimum.
+    # Try the strongest regularization first. Each fit then starts at the previous weights, which are near its optimum.
     for value in sorted(strengths, reverse=True):
         kernel, bias = start = _minimized(x[rest], labels[rest], labels.max() + 1, value, progress, start)
         scores.append((top_k_accuracy(x[kept] @ kernel + bias, labels[kept], k=1), value))
@@ -271,7 +274,7 @@ def _minimized(x, labels, num_classes, l2, progress, start=None):
         return value, gradient.ravel()
 
     flat = np.zeros(shape) if start is None else np.concatenate([start[0], start[1][None]])
-    # With ftol=0, only the gradient ends the search. L-BFGS estimates the curvature from the last 10 steps.
+    # With ftol=0, the search ends only when the gradient is small or after `maxiter` steps.
     options = {"maxiter": 1000, "gtol": 1e-6, "ftol": 0}
 
     def step(_):

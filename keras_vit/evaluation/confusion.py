@@ -25,19 +25,21 @@ def classification_report(
     """Measures a classifier's accuracy per class, its confusion matrix and its worst mistakes.
 
     Args:
-        model: A model of this package, or a model that contains one, of classes that exclude each other.
+        model: A model of this package, or a model that contains one. Each image must have exactly one class.
         data: Labeled test images, as in `extract_features`. Each label must be a class of the model, matched as in
-            `accuracy`. With `num_mistakes`, the images must come in the same order each time.
-        num_mistakes: Int of at least 0, the number of mistakes to return, most confident first.
+            `accuracy`. If `num_mistakes` is above 0, the data is read twice and must have the same order each time.
+        num_mistakes: Int of at least 0, the number of wrong predictions to return, highest probability first.
 
     Returns:
-        A dict: "num_images"; "top_1", and "top_5" for five classes or more; "class_names"; "per_class", a list of
-        accuracies, None for a class without images; "confusion_matrix", int64 (num_classes, num_classes), true classes
-        by predicted classes. With `num_mistakes` also "mistakes", a dict of "images" in [0, 255] (number, height,
-        width, channels), "labels" (number,), "probabilities" (number, num_classes) and "indices" in the data.
+        A dict: "num_images"; "top_1", the accuracy, and "top_5" if there are at least five classes; "class_names";
+        "per_class", a list with the accuracy of each class, or None for a class without images; "confusion_matrix",
+        int64 (num_classes, num_classes), with a row per true class and a column per predicted class. If `num_mistakes`
+        is above 0, also "mistakes", a dict of "images" in [0, 255] (number, height, width, channels), "labels"
+        (number,), "probabilities" (number, num_classes) and "indices", the images' positions in the data.
 
     Raises:
-        ValueError: If an argument is out of range, a label is not a class of the model, or classes can overlap.
+        ValueError: If an argument is out of range, a label is not a class of the model, or the model is a regression,
+            single-output or multi-label model.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, class_names=["cat", "dog"])
@@ -72,9 +74,9 @@ def classification_report(
 
 
 def _images_at(model, data, indices, batch_size):
-    """Returns the images of a dataset at some indices, in [0, 255]."""
+    """Returns the images at `indices` of a dataset, in [0, 255]."""
     wanted, found, start = set(indices.tolist()), {}, 0
-    # A tuple is the dataset (images, labels), not a batch.
+    # If the data is a tuple, it is (images, labels) as arrays, not a list of batches.
     images = data[0] if isinstance(data, tuple) else data
     for batch in image_batches(images, batch_size)[0] if wanted else ():
         found |= {i: batch[i - start] for i in wanted.intersection(range(start, start + len(batch)))}
@@ -96,12 +98,14 @@ def report_text(report):
 def plot_confusion_matrix(
     matrix: ArrayLike, class_names: Sequence[str] | None = None, path: str | os.PathLike | None = None
 ):
-    """Plots a confusion matrix with a row per true class, coloured by the share of the row; returns the figure.
+    """Plots a confusion matrix with a row per true class, and returns the figure.
+
+    The colour of a cell is the cell's share of the images of its true class.
 
     Args:
-        matrix: Counts, (num_classes, num_classes), as `classification_report` returns.
-        class_names: The names of the classes. None means their numbers.
-        path: Path of a .png file to write, in an existing folder, or None. Plots need matplotlib.
+        matrix: Counts, (num_classes, num_classes), from `classification_report`.
+        class_names: The names of the classes. None shows their indices.
+        path: Path of a .png file to write, in an existing folder, or None.
 
     Raises:
         ValueError: If the matrix is not square, or the names do not fit it.
@@ -121,7 +125,7 @@ def plot_confusion_matrix(
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted class", ylabel="true class")
-    # More names or numbers than these are too small to read.
+    # In larger matrices, the text would be too small to read.
     if count <= 60:
         axes.set_xticks(range(count), names, rotation=90, fontsize=8)
         axes.set_yticks(range(count), names, fontsize=8)
@@ -147,7 +151,8 @@ def write_confusion_matrix(
         matrix: Counts, (num_classes, num_classes).
         class_names: The names of the classes.
         path: Path of the file, in an existing folder.
-        escape_formulas: Bool, write ' before names that start with = + - or @, which spreadsheets would compute.
+        escape_formulas: Bool, whether to write ' before names that start with = + - or @. Spreadsheets would take such
+            names for formulas.
     """
     names = arguments.class_names(arguments.several("class_names", class_names), len(_square(matrix)))
     with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as file:

@@ -14,12 +14,12 @@ from keras_vit.prediction.outputs import check_one_input, finite_batches, predic
 
 
 def invalid(name, expected, received):
-    """Returns the ValueError for an argument."""
+    """Returns a ValueError for the argument `name`."""
     return ValueError(f"Invalid value received for argument `{name}`. Expected {expected}. Received: {received}")
 
 
 def one_or_more(name, values, check):
-    """Returns one value or several as a list, each checked by a function of `keras_vit.arguments`."""
+    """Returns one value or several values as a list. `check(name, value)` checks each value."""
     checked = [check(name, value) for value in (values if np.ndim(values) else [values])]
     if not checked:
         raise invalid(name, "at least one", "none")
@@ -58,7 +58,10 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the place of each class name of the data in `onto`, the names of `owner`; None if the order is equal."""
+    """Returns the index in the class names `onto` of each class in `names`, or None if no labels need to change.
+
+    `names` are the data's classes. `owner` describes the object that has the names `onto`, for the error message.
+    """
     if names is None or onto is None or list(names) == list(onto):
         return None
     names, onto = list(names), list(onto)
@@ -68,7 +71,7 @@ def class_order(names, onto, owner):
 
 
 def in_order(labels, order):
-    """Maps labels by the indices that `class_order` returns."""
+    """Converts the data's labels to new indices, with the result of `class_order`."""
     if order is None:
         return labels
     if labels.max() >= len(order):
@@ -84,18 +87,19 @@ def extract_features(
     The model need not be compiled and is not changed. An image's features do not depend on its batch.
 
     Args:
-        model: A `keras.Model` with one input. If it is or contains a model of this package, the features are the head's
-            input, as with `num_classes=0`; for other models, they are the output.
+        model: A `keras.Model` with one input. If it is or contains a model of this package, the features are the input
+            of its head, as with `num_classes=0`. For all other models, the features are the model's output.
         data: (images, labels) as arrays, or batches of them: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
             `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or one-hot; images are in the
             model's value range.
-        layer: String, the name of a layer. Its output (batch, features) is used instead.
+        layer: String, the name of the layer whose output (batch, num_features) is the features. None selects the
+            features as described for `model`.
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 shows a progress bar if the computation takes more than five seconds.
 
     Raises:
-        ValueError: If `data` is empty, endless or not batches of valid (images, labels), the output is not one finite
-            vector per image, or the head has several inputs or belongs to a nested model.
+        ValueError: If `data` is empty, endless or does not consist of valid (images, labels), the features are not one
+            finite vector per image, or the head has several inputs or belongs to a nested model.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
@@ -112,7 +116,10 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Returns checked (train_x, train_y, test_x, test_y) from a model's features or from (features, labels)."""
+    """Returns (train features, train labels, test features, test labels), checked.
+
+    If `model` is None, `train` and `test` are (features, labels).
+    """
     names = (getattr(data, "class_names", None) for data in (test, train))
     parts, order = [], class_order(*names, "the training data")
     for part, data in (("train", train), ("test", test)):
@@ -132,7 +139,7 @@ def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
 
 
 def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_labels):
-    """Returns a model's float32 outputs for all images, and the labels that `read_labels` converts, batch by batch."""
+    """Returns a model's float32 outputs for all images, and the labels. `read_labels` converts each batch of labels."""
     labels = []
     check_one_input(model)
     batches, steps = _batches(data, batch_size)
@@ -152,7 +159,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
 
 
 def outputs_and_classes(model, data, batch_size, verbose):
-    """Returns `outputs_and_labels`; matches the labels with the model's classes by name if both have names."""
+    """Returns `outputs_and_labels` with labels as class indices of the model, matched by name if both have names."""
     order = class_order(getattr(data, "class_names", None), fitting_class_names(model), "the model")
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
     return outputs, in_order(labels, order)
@@ -170,7 +177,7 @@ def _feature_model(model, layer):
             received = f"model {model.name!r}, whose head is in a nested model: pass that one, model.get_layer(...)"
             raise ValueError(f"Expected a model with its own head. Received: {received}.")
         return model
-    # A distilled model without a head averages its two tokens.
+    # A model with a class token and a distillation token returns the mean of the two tokens if it has no head.
     distilled = len(outputs) == 2 and "pooling_dist" in {own.name for own in model.layers}
     if len(outputs) > 1 and not distilled:
         received = f"model {model.name!r}, whose head reads {len(outputs)}"
@@ -185,7 +192,7 @@ def _check_counts(images, labels):
 
 
 def _batches(data, batch_size):
-    """Returns (batches, number of batches or None) of a dataset."""
+    """Returns the dataset as an iterable of batches, and the number of batches, or None if it is unknown."""
     if is_arrays(data, or_lists=True):
         size = arguments.positive_int("batch_size", batch_size)
         images, labels = map(to_numpy, data)

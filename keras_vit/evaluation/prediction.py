@@ -25,27 +25,28 @@ from keras_vit.prediction.preprocessing import require_normalization
 def predict(
     model: keras.Model, data: Any, *, tta: str | None = None, batch_size: int = 32, verbose: int = 1
 ) -> np.ndarray:
-    """Returns a model's predictions for all images, float32 (num_images, num_outputs), in their order.
+    """Returns a model's predictions, float32 (num_images, num_outputs), in the order of the images.
 
     Predictions are probabilities: the softmax of a classifier's logits, or the sigmoid for a model with
-    `task="multi_label"` or a single class. With `task="regression"`, predictions are the model's outputs.
-    `keras_vit.predict_images` does the same for image files. With `tta` (test-time augmentation), predictions are the
-    mean over several views of each image.
+    `task="multi_label"` or a single class. With `task="regression"`, predictions are the model's outputs. With `tta`
+    (test-time augmentation), predictions are the mean over several views of each image. For image files, use
+    `keras_vit.predict_images`.
 
     Args:
         model: A `keras.Model` with one output, (batch, num_outputs). It need not be compiled.
         data: Images in the model's value range, as an array or (images, labels), or batches of these: a dataset of
             `keras_vit.data` without shuffling, a `tf.data.Dataset`, a `keras.utils.PyDataset` or another finite
             iterable.
-        tta: None, "flip" (the image and its mirror image), "five_crop" (the corners and the center) or "ten_crop"
-            (these crops and their mirror images). Crops need images larger than the model's: for a model of 224 pixels,
+        tta: None, "flip" (the image and its mirror image), "five_crop" (crops of the corners and the center) or
+            "ten_crop" (these crops and their mirror images). Crops need images that are larger than the model's input.
+            For a model with 224 x 224 inputs, read images with `image_size=256`:
             `keras_vit.data.from_dataframe(..., preprocessing=model, image_size=256)`.
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 shows a progress bar.
 
     Raises:
         ValueError: If `data` is empty, endless or not images, images do not fit the model or could not be decoded, the
-            model's output is not finite, or its loss does not fit its task.
+            model's output is not finite, or the model was compiled with a loss that does not fit its task.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=4)
@@ -62,7 +63,7 @@ def predict(
     batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)
     predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])
-    # Datasets of `keras_vit.data` skip broken images, which would shift all later rows.
+    # Datasets of `keras_vit.data` skip images that cannot be decoded. Later rows would then belong to wrong images.
     if (expected := getattr(data, "num_images", len(predictions))) != len(predictions):
         received = f"{len(predictions)} images; broken: {list(getattr(data, 'broken', ()))}"
         raise invalid("data", f"a batch for each of the {expected} images", received)
@@ -72,19 +73,22 @@ def predict(
 def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequence[float] | None = None) -> Any:
     """Averages the predictions of several models, or builds a model that does so.
 
-    Models are averaged as `predict` averages views: probabilities, or outputs of regression models. Arrays are averaged
-    unchanged, so pass the results of `predict` or `keras_vit.predict_images`.
+    The averaged predictions of models are probabilities, or the outputs of regression models, as in `predict`. Arrays
+    are averaged without conversion, so pass the results of `predict` or `keras_vit.predict_images`.
 
     Args:
-        members: Predictions of the same images, as (num_images, num_outputs) arrays or as DataFrames with the same
+        members: Predictions for the same images, as arrays (num_images, num_outputs) or as DataFrames with the same
             index and columns; or models with the same inputs, outputs and class names. If the models scale pixels
-            differently, build them with `include_preprocessing=True`. If they need different image sizes or resizing,
-            average their predictions.
-        weights: Numbers of at least 0, one per member, such as validation accuracies; their scale does not matter. None
-            weights all members equally. Members or weights that do not fit each other raise a ValueError.
+            differently, build them with `include_preprocessing=True`. If the models need different image sizes or
+            resizing, pass their predictions instead.
+        weights: Numbers of at least 0, one per member, such as validation accuracies. They are divided by their sum.
+            None gives all members the same weight.
 
     Returns:
         The mean predictions as a float32 array or DataFrame; or a `keras.Model` that shares the members' weights.
+
+    Raises:
+        ValueError: If the members do not fit each other, or `weights` does not fit the members.
 
     Example:
     >>> ensemble([[[0.5, 0.5]], [[1.0, 0.0]]], weights=[3, 1]).tolist()
@@ -108,7 +112,7 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
 
 
 def _mean_predictions(members, weights):
-    """Returns the weighted mean of arrays or DataFrames; weights sum to 1."""
+    """Returns the weighted mean of arrays or DataFrames. `weights` sum to 1."""
     first = members[0]
     if any(hasattr(member, "columns") for member in members):
         for axis in ("index", "columns"):
@@ -124,7 +128,7 @@ def _mean_predictions(members, weights):
 
 
 def _joint_model(members, weights):
-    """Returns a model of the weighted mean of predictions; weights sum to 1."""
+    """Returns a model that computes the weighted mean of the members' predictions. `weights` sum to 1."""
     wanted = _shared(members[0])
     for member in members[1:]:
         for name, value in _shared(member).items():
@@ -144,7 +148,7 @@ def _joint_model(members, weights):
 def _shared(model):
     """Returns {name: value} of the settings that all models of an ensemble must share."""
     layer = require_normalization(model)
-    # Models that scale raw images may differ in the scaling.
+    # If the models scale the pixels themselves, their scaling may differ, so leave it out of the comparison.
     scaling = {"mean": 0.0, "std": 1.0, "value_range": (0.0, 1.0)} if layer.apply else {}
     return {
         "input shape": model.input_shape,
@@ -157,7 +161,7 @@ def _shared(model):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class WeightedAverage(keras.layers.Average):
-    """Weighted mean of inputs of one shape; `weights` sum to 1."""
+    """Computes the weighted mean of inputs of one shape. `weights` sum to 1."""
 
     def __init__(self, weights, **kwargs):
         super().__init__(**kwargs)

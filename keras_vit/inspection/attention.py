@@ -20,20 +20,21 @@ def attention_maps(
     """Returns the attention weights of all heads in one or several blocks, float32.
 
     Args:
-        model: A model that contains one ViT of this package, possibly fine-tuned, in mixed precision or nested in
-            another model.
+        model: A ViT of this package, or a model that contains exactly one. It may be fine-tuned or in mixed precision.
         images: The model's input, (batch, height, width, channels), preprocessed as for `model.predict`. If the model
-            has several inputs, a structure of arrays that fits them.
-        blocks: Int, the index of a block (negative indices count from the last); a list of indices; or None for all
-            blocks, which needs much memory for long sequences. A list or None returns a list of arrays.
+            has several inputs, a list or dict of arrays, as for `model.predict`.
+        blocks: Int, the index of a block (negative indices count from the end); a list of indices; or None for all
+            blocks, which needs much memory for long sequences.
         batch_size: Int, the number of images per batch.
 
     Returns:
-        (batch, num_heads, num_tokens (queries), num_tokens (keys)). Rows sum to 1. Prefix tokens come first.
+        An array (batch, num_heads, num_tokens (queries), num_tokens (keys)) if `blocks` is an int, else a list with one
+        such array per block. The weights of each query sum to 1. Prefix tokens (class, distillation and register
+        tokens) come before the patches.
 
     Raises:
-        ValueError: If the model does not have exactly one ViT, runs it several times or merges tokens, or a block does
-            not exist.
+        ValueError: If the model does not contain exactly one ViT, runs the ViT several times, merges tokens, or does
+            not have one of the `blocks`.
 
     Example:
     >>> attention_maps(keras_vit.ViTTi16(image_size=32), np.zeros((2, 32, 32, 3)), blocks=0).shape
@@ -51,11 +52,12 @@ def attention_maps(
 
 
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
-    """Returns the mean attention distance of each head in pixels, (num_blocks, num_heads), weighted by attention.
+    """Returns the mean attention distance of each head, float32 (num_blocks, num_heads), in pixels.
 
-    Prefix tokens have no position: they are left out as queries and keys, and the other rows are normalised. Queries
-    that attend only to prefix tokens are skipped. A head with only such queries gets 0. All blocks need the same number
-    of heads. Arguments and errors are as in `attention_maps`.
+    For each query patch, this is the mean distance to all patches, weighted by the attention weights. Prefix tokens
+    have no position, so they are left out, and the remaining weights are normalised to a sum of 1. Queries that attend
+    only to prefix tokens are skipped. If a head has only such queries, its distance is 0. All blocks need the same
+    number of heads. Arguments and errors are as in `attention_maps`.
 
     Example:
     >>> attention_distance(keras_vit.ViTTi16(image_size=32), np.zeros((1, 32, 32, 3))).shape
@@ -72,7 +74,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _distances_and_counts(call, layout):
-    """Returns the sum of the queries' mean distances in pixels and their number, each (num_heads,)."""
+    """Returns, for each head, the sum of the queries' mean distances in pixels, and the number of queries."""
     tops, lefts = (np.indices(layout.grid_size).reshape(2, -1).T * layout.patch_size).T.astype("float32")
     distances = np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
     scores = to_numpy(attention_weights(*call))[:, :, layout.num_prefix_tokens :, layout.num_prefix_tokens :]
@@ -92,25 +94,26 @@ def attention_rollout(
 ) -> np.ndarray:
     """Returns attention rollout, float32 (batch, rows, columns): how much each patch contributes to the head's input.
 
-    In each block the heads are fused, the identity is added for the residual branch, and the rows are normalised. Then
-    the matrices of all blocks are multiplied. The result is what the head reads: the row of the class token, or the
-    mean of rows, weighted by the attention of the pooling with `pooling="map"`. Each map sums to 1 minus the prefix
-    tokens' share.
+    In each block, the attention matrices of the heads are fused into one matrix, the identity is added for the residual
+    branch, and each row is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The result is the
+    row of the product that the head reads: the row of the class token, the mean of the patches' rows or the mean of
+    both, according to `pooling`. With `pooling="map"`, the attention of the pooling weights the patches' rows. Each map
+    sums to 1 minus the share of the prefix tokens.
 
     Args:
-        model, images, batch_size: As in `attention_maps`. Errors are the same, too.
-        head_fusion: "mean", "max" or "min" of the heads.
+        model, images, batch_size: As in `attention_maps`; the same errors are raised.
+        head_fusion: "mean", "max" or "min", the function that fuses the heads.
         discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
-        readout: "token" if the head reads the first token, "gap" if it reads the mean of all patches. The
-            pooling layers decide by default. Set it if a custom head reads something else.
+        readout: "token" if the model's head reads the first token, "gap" if it reads the mean of all patches. None
+            finds this by the model's pooling layers. Set `readout` for a custom head.
 
     Example:
     >>> attention_rollout(keras_vit.ViTTi16(image_size=(48, 32)), np.zeros((1, 48, 32, 3))).shape
     (1, 3, 2)
 
     Reference: [arXiv 2005.00928](https://arxiv.org/abs/2005.00928), section 3; for ViT [arXiv
-    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8. The paper fuses heads by the mean, its code by the
-    maximum.
+    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8. The ViT paper fuses heads by the mean, and its code by
+    the maximum.
     """
     arguments.choice("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)
@@ -136,16 +139,16 @@ def discard_smallest(matrices, ratio):
 def token_attention_maps(
     model: keras.Model, images, modules: int | Sequence[int] | None = -1, batch_size: int = 8
 ) -> np.ndarray | list[np.ndarray]:
-    """Returns the weights, float32, with which the visual tokens of one or several VT modules read pixels.
+    """Returns the attention weights, float32, of the visual tokens over the pixels in one or several VT modules.
 
     Args:
-        model: A model that contains one VT-ResNet of this package, possibly nested in another model. Errors are as in
-            `attention_maps`.
-        modules: The indices of VT modules, as `blocks` in `attention_maps`.
+        model: A VT-ResNet of this package, or a model that contains one. Errors are as in `attention_maps`.
+        modules: Int, list of ints or None, the indices of VT modules, as `blocks` in `attention_maps`.
         images, batch_size: As in `attention_maps`.
 
     Returns:
-        Arrays (batch, num_tokens, rows, columns), in pixels of the module's feature map. Each token's map sums to 1.
+        An array (batch, num_tokens, rows, columns), or a list of arrays if `modules` is a list or None. Rows and
+        columns are those of the module's feature map. The map of each token sums to 1.
 
     Example:
     >>> model = keras_vit.VTResNet18(image_size=64)
@@ -153,7 +156,7 @@ def token_attention_maps(
     >>> maps.shape
     (2, 16, 4, 4)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1, the tokenizers' softmax over HW.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.
     """
     found = sublayers(model, VTModule)
     if not found:
@@ -164,7 +167,7 @@ def token_attention_maps(
         _, entering = taps(model, (batch,), found)
         calls = [(found[i].tokenizer, entering[found[i]]) for i in chosen]
         maps = [to_numpy(tokenizer(*args, return_attention_scores=True)[1]) for tokenizer, args in calls]
-        # Weights rounded to the compute dtype do not sum to 1.
+        # Normalise again, because weights that are rounded to half precision do not sum to exactly 1.
         return [each / each.sum(axis=(2, 3), keepdims=True) for each in maps]
 
     return collect("modules", modules, len(found), batches(model, images, batch_size), weights)

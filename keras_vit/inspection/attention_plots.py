@@ -20,9 +20,13 @@ def attention_overlay(images, attention) -> np.ndarray:
     """Darkens images where attention is low; returns uint8 images, (number, height, width, 1 or 3).
 
     Args:
-        images: (number, height, width, channels), in [0, 255]. Shows three channels, or one if there are fewer.
-        attention: (number, rows, columns), non-negative, from `attention_rollout`. Maps are scaled to a maximum of 1
-            and resized. Shapes that do not match raise a ValueError.
+        images: (number, height, width, channels), in [0, 255]. The first three channels are shown, or only the first
+            channel if there are fewer than three.
+        attention: (number, rows, columns), non-negative, from `attention_rollout`. Each map is scaled to a maximum of 1
+            and resized to the image.
+
+    Raises:
+        ValueError: If the shapes do not match.
 
     Example:
     >>> attention_overlay(np.full((1, 4, 4, 3), 200), [[[1.0]]]).max()
@@ -46,14 +50,14 @@ def images_and_attention(images, attention):
 
 
 class TensorBoardAttention(TensorBoardPictures):
-    """Writes attention overlays of a few images to TensorBoard during training, from `attention_rollout`.
+    """Callback that writes the `attention_rollout` of a few images to TensorBoard, drawn as `attention_overlay`.
 
     Args:
-        log_dir: The log folder, preferably another one than `keras.callbacks.TensorBoard` uses.
+        log_dir: The log folder, preferably not the folder of `keras.callbacks.TensorBoard`.
         images: A few images, preprocessed as for training.
-        every: Int, the number of epochs between pictures. The last epoch is always written.
+        every: Int, the number of epochs between pictures. Pictures are always written after the last epoch.
         head_fusion: "mean", "max" or "min", as in `attention_rollout`.
-        model: The model to inspect if it is not the fitted one, for example the student of a `Distiller`.
+        model: The model to inspect. None inspects the model that is trained. For a `Distiller`, pass the student.
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
@@ -86,7 +90,7 @@ class TensorBoardAttention(TensorBoardPictures):
 def plot_attention_rollout(
     images, attention, path: str | os.PathLike | None = None, titles: Sequence[str] | None = None
 ):
-    """Plots each image, its `attention_overlay` and its attention per patch, and returns the figure.
+    """Plots each image, its `attention_overlay` and the attention weight of each patch, and returns the figure.
 
     Args:
         images: As in `attention_overlay`.
@@ -138,10 +142,10 @@ def plot_attention_maps(
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
         attention: (num_heads, num_tokens, num_tokens), from `attention_maps` for one image.
         path: As in `plot_attention_rollout`; the same errors are raised.
-        grid_size: (rows, columns) of patches, as in `patch_layout`; patches are the last tokens. None assumes a square
-            grid, with or without a class token. Pass it for any other layout: a class token and 4 x 2 patches look like
-            3 x 3 patches.
-        query: Int, the index of the query token. None takes the first token if it is a prefix token, else the mean over
+        grid_size: (rows, columns) of patches, `patch_layout(model, images).grid_size`. None assumes a square grid, with
+            or without one class token. Pass `grid_size` for every other layout, because the number of tokens can be
+            ambiguous: a class token with 4 x 2 patches has as many tokens as 3 x 3 patches.
+        query: Int, the index of the query token. None selects the first token if it is a prefix token, else the mean of
             all patches.
 
     Example:
@@ -176,7 +180,7 @@ def plot_attention_maps(
 
 
 def plot_token_attention(image, attention, path: str | os.PathLike | None = None):
-    """Plots the pixels that each visual token reads in one VT module over the image, and returns the figure.
+    """Plots the attention of each visual token of one VT module over the image, and returns the figure.
 
     Args:
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
@@ -187,7 +191,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
     >>> plot_token_attention(raw_images[0], token_attention_maps(model, images)[0], "tokens.png")  # doctest: +SKIP
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5, the figure of spatial attention.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 5.5.
     """
     figure, _ = _heat(image, shaped("attention", attention, "num_tokens, rows, columns"), "token")
     figure.suptitle("Pixels that each visual token reads", fontsize=11)
@@ -195,7 +199,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
 
 def _heat(image, maps, kind):
-    """Returns a figure and its panels: each map of (number, rows, columns) over the grey image."""
+    """Draws each of the `maps`, (number, rows, columns), over the grey image; returns the figure and its panels."""
     images, _ = images_and_attention(shaped("image", image, "height, width, channels")[None], maps[:1])
     height, width = images.shape[1:3]
     across = min(len(maps), 6 if len(maps) > 4 else 4)
@@ -210,9 +214,10 @@ def _heat(image, maps, kind):
 
 
 def plot_attention_distance(distance, path: str | os.PathLike | None = None):
-    """Plots `attention_distance` of each head, and the mean of each block, by depth, and returns the figure.
+    """Plots the result of `attention_distance` by block, and returns the figure.
 
-    `path` and the errors are as in `plot_attention_rollout`.
+    Each point is a head, and the line is the mean of each block. `path` and the errors are as in
+    `plot_attention_rollout`.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 right.
     """
@@ -234,5 +239,5 @@ def plot_attention_distance(distance, path: str | os.PathLike | None = None):
 def _show(axes, image, title):
     height, width, _ = image.shape
     show(axes, image, extent=(0, width, height, 0))
-    # Longer titles overlap the next panel.
+    # Shorten the title, because a longer title would overlap the next panel.
     axes.set_title(title if len(title) <= 34 else f"{title[:33]}…", fontsize=10)
