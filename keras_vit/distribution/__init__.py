@@ -1,4 +1,4 @@
-"""Training on several devices and machines: layouts of the weights, and the processes of a run."""
+"""Trains one model on several devices and machines."""
 
 from keras_vit.distribution.description import describe
 from keras_vit.distribution.layouts import (

@@ -11,10 +11,10 @@ from keras_vit.distribution.layouts import batch_parts
 
 
 class Description(NamedTuple):
-    """The bytes that each device needs; `str` is a table in MB.
+    """The memory, in bytes, that training needs on each device. `str` formats it as a table in MB.
 
-    `temporary` is the memory of a step besides the variables: activations, gradients and gathered variables. It is None
-    if no batch size is given.
+    `temporary` is the memory of a training step for activations, gradients and gathered variables. It is None if
+    `describe` was called without a batch size.
     """
 
     parameters: int
@@ -29,12 +29,18 @@ class Description(NamedTuple):
 
 
 def describe(model: keras.Model, batch_size: int | None = None) -> Description:
-    """Returns the memory that the training of a compiled model needs on each device of the active distribution, on JAX.
+    """Returns the memory that training a compiled model needs on each device, on JAX.
 
     Args:
-        model: A compiled `keras.Model` of images, built after `keras.distribution.set_distribution`.
-        batch_size: Int, the number of images of a step on all devices together, a multiple of the number of devices.
-            The function compiles the step, which takes seconds to minutes. None: it describes only the variables.
+        model: A compiled `keras.Model` with images as input. To use several devices, build it after
+            `keras.distribution.set_distribution`.
+        batch_size: Int, the number of images per step on all devices together. It must be a multiple of the number of
+            parts into which the distribution splits a batch. The training step is compiled, which takes seconds to
+            minutes. None describes only the variables.
+
+    Raises:
+        RuntimeError: On another backend than JAX.
+        ValueError: If the model is not compiled, or `batch_size` is not such a multiple.
 
     Example:
     >>> print(keras_vit.distribution.describe(model, batch_size=1024))  # doctest: +SKIP
@@ -53,7 +59,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
         return Description(*sizes)
     import jax  # Keras has no public function for this.
 
-    # Metrics create their variables at the first call, and a compiled step must return as many variables as it gets.
+    # Call the metrics before compiling, because they create their variables at the first call.
     model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
     model.reset_metrics()
     distribution = keras.distribution.distribution()

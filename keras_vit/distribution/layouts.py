@@ -1,4 +1,4 @@
-"""Splits variables and images over devices: layouts for `keras.distribution` on JAX, and `distributed` by a name."""
+"""Splits variables and images over devices, with `keras.distribution` on JAX."""
 
 import contextlib
 import math
@@ -12,12 +12,13 @@ from keras_vit import arguments
 from keras_vit.distribution.processes import num_processes, process_id
 
 KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
-# The names of the mesh axis that splits a batch, in this package and in Keras' documents.
+# Names of the mesh axis that splits a batch. This package uses "data", and the documentation of Keras uses "batch".
 _BATCH_NAMES = ("data", "batch")
 # The smallest number of values in a variable that "fsdp" splits.
 _MIN_SIZE = 2**16
-# The mesh axis of each side of the variables of the blocks, by path. Columns of the first kernel and rows of the second
-# kernel are split, so that only the second product is summed over the devices.
+# The mesh axis that splits each dimension of the variables of the blocks. Keys are regular expressions of the variables'
+# paths. The first kernel of an MLP or attention is split by columns and the second by rows, so that only the second
+# product is summed over the devices.
 _SPLIT_PATHS = {
     r".*\battention/qkv/kernel": (None, "model"),
     r".*\battention/qkv/bias": ("model",),
@@ -28,13 +29,13 @@ _SPLIT_PATHS = {
     r".*\battention/(query|key|value)/kernel": (None, "model", None),
     r".*\battention/(query|key|value)/bias": ("model", None),
     r".*\battention/attention_output/kernel": ("model", None, None),
-    # These are tensors inside a block, not variables; see `layers.attention`.
+    # The paths below belong to tensors inside a block, not to variables. See `layers.attention`.
     "heads of a kernel": (None, None, "model", None),
     "heads of tokens": ("data", None, None, "model", None),
     r".*\bblock_\d+/mlp/dense_1/output": ("data", None, "model"),
 }
-# Outputs that stay on the device of their images. Without this layout, XLA may send outputs, which grow with the batch,
-# to the devices that hold a variable.
+# Layer outputs that stay on the device of their images. Without this layout, XLA may send the outputs to the devices
+# that hold a variable, although the outputs grow with the batch and the variable does not.
 _OUTPUTS = re.compile(r"(.*/)?(patch_embedding|qkv|out|dense_1|dense_2|block_\d+|head)/output")
 
 
@@ -42,8 +43,8 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
     """Arranges devices in a mesh with the axes "data" and "model".
 
     Args:
-        model: Int of at least 1, the devices that share one copy of the model's blocks.
-        devices: Names such as "gpu:0". None: all devices of all processes.
+        model: Int of at least 1, the number of devices that share one copy of the model's blocks.
+        devices: List of device names such as "gpu:0". None uses all devices of all processes.
 
     Raises:
         ValueError: If `model` does not divide the number of devices.
@@ -66,13 +67,15 @@ def device_mesh(model: int = 1, devices: Sequence[str] | None = None) -> keras.d
 
 
 def layout_map(mesh: keras.distribution.DeviceMesh) -> keras.distribution.LayoutMap:
-    """Returns the `keras.distribution.LayoutMap` of tensor parallelism, for all families of this package.
+    """Returns a `keras.distribution.LayoutMap` for tensor parallelism, for all models of this package.
 
-    It splits the attention heads and the hidden units of the MLPs, but not embeddings, norms, convolutions and heads.
+    The attention heads and the hidden units of the MLPs are split over the devices. Embeddings, norms, convolutions and
+    classification heads are not split.
 
     Args:
-        mesh: A `keras.distribution.DeviceMesh` with two axes; another number raises a ValueError. The axis "data" or
-            "batch", or else the first axis, splits the batch. The remaining axis splits the model.
+        mesh: A `keras.distribution.DeviceMesh` with two axes. The axis named "data" or "batch" splits the batch. If no
+            axis has such a name, the first axis splits the batch. The remaining axis splits the model. A mesh with
+            another number of axes raises a ValueError.
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
@@ -104,8 +107,9 @@ def batch_parts():
 class Layouts(keras.distribution.ModelParallel):
     """A `keras.distribution.ModelParallel` that fits its layouts to the shapes of the variables.
 
-    A side that its mesh axis does not divide is not split. A variable of at least `min_size` numbers is also split over
-    the batch axis, along its longest free side that this axis divides.
+    If the length of a dimension is not a multiple of the number of devices on its mesh axis, the dimension is not
+    split. A variable with at least `min_size` values is also split over the batch axis, along the longest dimension
+    that is not split yet and that can be split.
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):
@@ -119,7 +123,7 @@ class Layouts(keras.distribution.ModelParallel):
     def get_variable_layout(self, variable):
         layout = super().get_variable_layout(variable)
         if not isinstance(layout, keras.distribution.TensorLayout):
-            # Older versions of Keras copy the layout of an optimizer's variable as a layout of JAX.
+            # In older versions of Keras, the layout of an optimizer's variable is already a layout of JAX.
             return layout
         sizes = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         shape = variable.shape
@@ -143,10 +147,10 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
     """Returns a distribution in which each device has the whole model and a part of each batch, on JAX.
 
     Args:
-        mesh: From `device_mesh`, or another `keras.distribution.DeviceMesh`, whose axis "data" or "batch", or else the
-            first axis, splits the batch; None for all devices.
-        auto_shard_dataset: Bool, True lets Keras split a tf.data.Dataset among several processes; False if each process
-            already has a different part.
+        mesh: A `keras.distribution.DeviceMesh`, such as the result of `device_mesh`. Its axis named "data" or "batch",
+            or the first axis if there is no such name, splits the batch. None uses all devices.
+        auto_shard_dataset: Bool. With True, Keras splits a `tf.data.Dataset` among several processes. Pass False if
+            each process already reads a different part of the data.
 
     Raises:
         RuntimeError: On another backend than JAX.
@@ -160,10 +164,10 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
 
 
 def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: bool = True) -> Layouts:
-    """Returns a distribution in which one axis splits the blocks by `layout_map`, and a second axis each batch.
+    """Returns a distribution in which several devices share each block of the model, as in `layout_map`, on JAX.
 
     Args:
-        mesh: From `device_mesh(model=n)`, where n devices share one copy of the blocks, or as for `layout_map`.
+        mesh: A mesh as for `layout_map`. With `device_mesh(model=n)`, n devices share one copy of the blocks.
         auto_shard_dataset: As in `data_parallel`.
 
     Raises:
@@ -181,15 +185,16 @@ def fsdp(
     layouts: keras.distribution.LayoutMap | None = None,
     auto_shard_dataset: bool = True,
 ) -> Layouts:
-    """Returns a distribution in which each device stores a part of each large variable, and of its optimizer state.
+    """Returns a distribution in which each device stores a part of each large variable and of its optimizer state.
 
-    A variable is split over the batch axis, along the longest side that this axis divides. It is whole only while it is
-    used. Each device trains on its part of the batch.
+    A variable is split over the mesh axis of the batch, along the longest dimension that can be split equally. The
+    devices gather the whole variable only while they use it. Each device trains on its part of the batch.
 
     Args:
         mesh, auto_shard_dataset: As in `data_parallel`.
-        min_size: Int of at least 1, the smallest number of values in a variable that is split.
-        layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)`.
+        min_size: Int of at least 1. Variables with fewer values are not split.
+        layouts: A `keras.distribution.LayoutMap` to apply first. For example, `layout_map(mesh)` adds tensor
+            parallelism.
 
     Raises:
         RuntimeError: On another backend than JAX.
@@ -202,7 +207,11 @@ def fsdp(
 
 
 class Split(NamedTuple):
-    """The split of a batch into `parts`, one for each copy of the model, which are read in `num_shards` shards."""
+    """The split of each batch over devices and processes.
+
+    Each batch is split into `parts`, one for each copy of the model. The data is read in `num_shards` shards, and this
+    process reads the shard `shard_index`.
+    """
 
     parts: int = 1
     num_shards: int = 1
@@ -211,13 +220,14 @@ class Split(NamedTuple):
 
 @contextlib.contextmanager
 def distributed(kind: str | None, model_devices: int | None = None):
-    """Makes a context in which models are built and trained on several devices; its value is a `Split`.
+    """Returns a context manager that yields a `Split`. Models are built and trained in it on several devices.
 
     Args:
         kind: "data": each device has the whole model and a part of each batch. "fsdp": the same, but each device stores
             only a part of each large variable. "tensor": groups of `model_devices` devices share one copy of the
             blocks. "fsdp+tensor": both. None: one device.
-        model_devices: Int; None: all devices with "tensor", 2 with "fsdp+tensor".
+        model_devices: Int, the number of devices that share one copy of the blocks. None uses all devices with "tensor"
+            and 2 with "fsdp+tensor".
 
     JAX supports all kinds, on all devices of all processes. TensorFlow supports "data" on the devices of one machine,
     with `tf.distribute.MirroredStrategy`. PyTorch supports "data", with one device for each process.
@@ -254,9 +264,9 @@ def distributed(kind: str | None, model_devices: int | None = None):
             raise arguments.invalid("model_devices", f"a divisor of {devices}, the number of devices", model_devices)
         mesh = device_mesh(model_devices)
         layouts = layout_map(mesh) if "tensor" in kind else keras.distribution.LayoutMap(mesh)
-        # Each process reads only its part of the data.
+        # Keras need not split the dataset, because each process reads only its own part of the data.
         with Layouts(layouts, _MIN_SIZE if "fsdp" in kind else None, auto_shard_dataset=False).scope():
             parts = batch_parts()
-            # Processes whose devices share one copy of the model read the same images.
+            # If there are more processes than parts, several processes share one copy of the model and read one shard.
             shards = min(num_processes(), parts)
             yield Split(parts, shards, process_id() * shards // num_processes())

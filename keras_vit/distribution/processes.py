@@ -10,34 +10,33 @@ import numpy as np
 
 from keras_vit import arguments
 
-# After this time without an answer of another process, PyTorch raises an error.
+# If another process does not answer within this time, PyTorch raises an error.
 _TIMEOUT = datetime.timedelta(minutes=10)
 
 
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Joins the processes of one run, on JAX or PyTorch; call it in each process before anything else of Keras.
+    """Connects the processes of one training run, on JAX or PyTorch.
 
-    If no arguments are given, `torchrun` (PyTorch) or SLURM (JAX) describes the processes. If neither of them started
-    the process, the call does nothing. The call returns when all processes have called it.
+    Call it in each process before any other function of Keras. It returns when all processes have called it. Without
+    arguments, it reads the settings of `torchrun` (PyTorch) or SLURM (JAX) from environment variables. If neither of
+    them started the process, it does nothing. Pass all three arguments or none.
 
     Args:
-        coordinator: "HOST:PORT" of process 0, a free port that other processes can reach.
-        num_processes: Int of at least 1, the number of processes of the run.
-        process_id: Int of at least 0, the index of this process. Give all three arguments or none of them.
+        coordinator: "HOST:PORT", the address of process 0 with a free port that the other processes can reach.
+        num_processes: Int of at least 1, the number of processes in the run.
+        process_id: Int from 0 to `num_processes - 1`, the number of this process.
 
     Raises:
-        ValueError: If only one or two of the arguments are given.
-
-    Raises:
-        RuntimeError: On TensorFlow, where Keras 3 cannot train in several processes, or if a launcher of another
-            backend started the process.
+        RuntimeError: On TensorFlow, where Keras 3 cannot train in several processes, or if `torchrun` started a process
+            with the JAX backend.
+        ValueError: If an argument is missing or invalid.
 
     Example:
     >>> keras_vit.distribution.initialize("10.0.0.1:1234", num_processes=2, process_id=0)  # doctest: +SKIP
     """
     backend, given = keras.backend.backend(), (coordinator, num_processes, process_id) != (None, None, None)
     by_torchrun = not given and int(os.environ.get("WORLD_SIZE", 1)) > 1
-    # SLURM sets the second variable only in the processes of srun.
+    # SLURM sets SLURM_STEP_NODELIST only in processes that `srun` started.
     by_slurm = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ
     if not (given or by_torchrun or by_slurm):
         return
@@ -75,11 +74,11 @@ def launch(command: list, num_processes: int) -> None:
     """Runs a `keras-vit` command in several PyTorch processes of this machine, with `torchrun`.
 
     Args:
-        command: The arguments of `keras-vit`.
-        num_processes: Int of at least 1; a process takes one GPU.
+        command: The command-line arguments of `keras-vit`, a list of strings.
+        num_processes: Int of at least 1, the number of processes. Each process uses one GPU.
 
     Raises:
-        RuntimeError: If a process failed, after which `torchrun` ends all processes, or on another backend.
+        RuntimeError: On another backend than PyTorch, or if a process failed. `torchrun` then ends all processes.
     """
     arguments.positive_int("num_processes", num_processes)
     arguments.several("command", command)
@@ -95,7 +94,7 @@ def launch(command: list, num_processes: int) -> None:
 
 
 def torch_group():
-    """Returns the module `torch.distributed` in one of several PyTorch processes, else None."""
+    """Returns the module `torch.distributed` if several PyTorch processes train together, else None."""
     if keras.backend.backend() != "torch":
         return None
     import torch.distributed
@@ -105,12 +104,12 @@ def torch_group():
 
 
 def num_processes() -> int:
-    """Returns the number of processes that train together; 1 without `initialize`."""
+    """Returns the number of processes that train together, or 1 if `initialize` was not called."""
     return _number_and_count()[1]
 
 
 def process_id() -> int:
-    """Returns the number of this process, from 0."""
+    """Returns the number of this process, counted from 0."""
     return _number_and_count()[0]
 
 
@@ -125,7 +124,7 @@ def _number_and_count():
 
 
 def agree(number: int) -> int:
-    """Returns the integer that process 0 gave; all processes must call it."""
+    """Returns the `number` of process 0 in all processes. All processes must call this function."""
     if group := torch_group():
         found = [number]
         group.broadcast_object_list(found, src=0)
@@ -138,15 +137,15 @@ def agree(number: int) -> int:
 
 
 def first_in_process_0(function):
-    """Calls a function, such as one that renames shared files, in process 0 and then in all other processes."""
+    """Calls `function` in process 0, for example to rename shared files, and then in all other processes."""
     result = function() if process_id() == 0 else None
-    # The other processes wait for this number of process 0.
+    # All other processes wait until process 0 has called the function.
     agree(0)
     return result if process_id() == 0 else function()
 
 
 def to_numpy(variable: keras.Variable) -> np.ndarray:
-    """Returns the whole value of a variable; if processes hold parts of it, all of them must call this."""
+    """Returns the whole value of a variable. If the variable is split over processes, all of them must call this."""
     value = variable.value
     if getattr(value, "is_fully_addressable", True) or value.is_fully_replicated:
         return keras.ops.convert_to_numpy(variable)
@@ -156,7 +155,7 @@ def to_numpy(variable: keras.Variable) -> np.ndarray:
 
 
 def summed(variables):
-    """Returns the values of variables, summed over the PyTorch processes; all processes must call it."""
+    """Returns the values of variables, summed over all PyTorch processes. All processes must call this function."""
     values = [variable.value for variable in variables]
     if group := torch_group():
         values = [value.detach().clone() for value in values]
@@ -166,7 +165,10 @@ def summed(variables):
 
 
 def on_one_device(model: keras.Model) -> keras.Model:
-    """Returns the model, or a copy with whole weights if JAX processes hold parts; all processes must call it."""
+    """Returns the model. With several JAX processes, returns a copy whose weights are not split.
+
+    All processes must call this function.
+    """
     if num_processes() == 1 or keras.backend.backend() != "jax":
         return model
     values = [to_numpy(variable) for variable in model.variables]

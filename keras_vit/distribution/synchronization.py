@@ -1,4 +1,4 @@
-"""Makes several processes or replicas train one model."""
+"""Keeps a model's weights, gradients and metrics equal in several processes or replicas."""
 
 import hashlib
 import math
@@ -13,16 +13,18 @@ from keras_vit.distribution.processes import agree, num_processes, process_id, s
 
 
 def synchronize(model: keras.Model) -> keras.Model:
-    """Makes a compiled model compute on several devices what it computes on one; call it before `fit`.
+    """Prepares a compiled model for `fit` in several PyTorch processes or on several TensorFlow devices.
 
     On PyTorch, all processes of `initialize` get the variables of process 0, `model.optimizer` averages the gradients
-    of all processes, and each process draws other random masks. Call it in all processes after `compile`, and again
-    after weights are loaded. All processes must train the same number of steps on the same number of images. Give
-    `keras_vit.distribution.ReduceMetrics()` to `fit`. `keras.layers.BatchNormalization` has the statistics of one
-    process's images. On TensorFlow, it checks that the replicas of a strategy can share the optimizer.
+    of all processes, and each process gets different random seeds, for example for dropout. Call this function in all
+    processes after `compile`, and again after loading weights. All processes must train the same number of steps with
+    the same batch size. Pass `keras_vit.distribution.ReduceMetrics()` as a callback to `fit`.
+    `keras.layers.BatchNormalization` uses the statistics of the images of one process.
+
+    On TensorFlow, this function only checks that the optimizer supports several devices. On JAX, it does nothing.
 
     Args:
-        model: A built and compiled `keras.Model`, which is returned.
+        model: A built and compiled `keras.Model`. It is changed in place and returned.
 
     Raises:
         ValueError: If the model is not compiled and built, is not the same in all processes, or has an optimizer that
@@ -46,7 +48,7 @@ def synchronize(model: keras.Model) -> keras.Model:
         found = [None] * num_processes()
         group.all_gather_object(found, [(tuple(v.shape), v.dtype, v.trainable) for v in variables])
         other = next((i for i, shapes in enumerate(found) if shapes != found[0]), None)
-        # All processes raise. If only one process raised, the rest would wait for it.
+        # Raise in all processes. If only one process raised, the rest would wait for it.
         if other is not None:
             raise ValueError(
                 "Expected `model` to have the same variables in each process, as many of them trainable. "
@@ -57,8 +59,8 @@ def synchronize(model: keras.Model) -> keras.Model:
             group.broadcast(value, src=0)
             variable.assign(value)
         if not isinstance(model.optimizer, _Averaging):
-            # This class is a subclass of the optimizer's class, so checkpoints, callbacks and loss scaling work as
-            # before. Both optimizers share all state and settings.
+            # The new optimizer shares all attributes with the old one, and its class is a subclass of the old class.
+            # Checkpoints, callbacks and loss scaling therefore work as before.
             kind, state = type(model.optimizer), vars(model.optimizer)
             shared = object.__new__(type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__}))
             object.__setattr__(shared, "__dict__", state)
@@ -68,14 +70,15 @@ def synchronize(model: keras.Model) -> keras.Model:
 
 
 def whole_batch_gradients(gradients):
-    """Returns the gradients of the whole batch, given the gradients of this device's part.
+    """Returns the gradients of the whole batch, given the gradients of this device's part of the batch.
 
-    PyTorch's processes average their gradients. TensorFlow's replicas sum their gradients, because Keras divides each
-    loss by the number of replicas. JAX computes the gradients of the whole batch. A gradient may be None.
+    On PyTorch, the result is the mean over the processes. On TensorFlow, it is the sum over the replicas, because Keras
+    divides each loss by the number of replicas. On JAX, gradients already belong to the whole batch. A gradient may be
+    None.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if group := torch_group():
-        # A transposed weight has a gradient that is not contiguous.
+        # The gradient of a transposed weight is not contiguous, but `all_reduce` needs contiguous tensors.
         present = [gradient.contiguous() for gradient in present]
         works = [group.all_reduce(gradient.div_(num_processes()), async_op=True) for gradient in present]
         for work in works:
@@ -98,8 +101,8 @@ class _Averaging:
 
 
 def check_synchronized(model):
-    """Raises if several PyTorch processes would each train a separate model."""
-    # A process of torchrun may not have called `initialize`.
+    """Raises RuntimeError if several PyTorch processes would each train a separate model."""
+    # If `torchrun` started this process but `initialize` was not called, use the number of processes of `torchrun`.
     started = int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     size = max(num_processes(), started) if keras.backend.backend() == "torch" else 1
     if size > 1 and not isinstance(getattr(model, "optimizer", None), _Averaging):
@@ -111,9 +114,10 @@ def check_synchronized(model):
 
 
 def spread_seeds(model):
-    """Makes PyTorch processes draw different random numbers, from seeds that follow from the states of process 0.
+    """Gives each PyTorch process different random seeds, which are computed from the random states of process 0.
 
-    Process 0 draws the same numbers as a run in one process. All processes must call it, with the same random states.
+    Process 0 keeps its states, so it generates the same random numbers as a run in one process. All processes must call
+    this function.
     """
     if not torch_group():
         return
@@ -125,16 +129,19 @@ def spread_seeds(model):
         arrays.append(torch.cuda.get_rng_state().numpy())
     entropy = agree(int.from_bytes(hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()))
     if process_id() > 0:
-        # Keras holds the states of its generators as signed integers.
+        # Halve the numbers, because the states of Keras' generators are signed integers.
         numbers = np.random.SeedSequence([entropy, process_id()]).generate_state(len(states) + 1) >> 1
-        # Keras' unseeded Dropout draws from PyTorch's own generator.
+        # Seed PyTorch's generator too, because Keras' Dropout uses it if no seed is given.
         keras.utils.set_random_seed(int(numbers[0]))
         for variable, seed in zip(states, numbers[1:], strict=True):
             variable.assign([int(seed), 0])
 
 
 def _check_optimizer(optimizer):
-    """Raises if an optimizer needs the gradient of the whole batch, because TensorFlow sums gradients only later."""
+    """Raises ValueError if an optimizer needs the gradient of the whole batch.
+
+    On TensorFlow, Keras sums the gradients of the devices after these settings were applied.
+    """
     while hasattr(optimizer, "inner_optimizer"):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
@@ -152,10 +159,11 @@ def _check_optimizer(optimizer):
 
 
 def reduce_metrics(model: keras.Model) -> dict:
-    """Returns the metrics of the last `evaluate` of a compiled model for the images of all processes, a dict of floats.
+    """Returns the metrics of the last `evaluate`, computed for the images of all processes, as a dict of floats.
 
-    All processes must call it. It changes nothing on JAX and TensorFlow. Metrics must be sums over images, as all
-    `keras.metrics` are.
+    All processes must call this function. On PyTorch, it sums the variables of the metrics over the processes, which is
+    right for metrics that sum over images, such as those of `keras.metrics`. On JAX and TensorFlow, the metrics already
+    cover all images.
 
     Example:
 
@@ -169,9 +177,9 @@ def reduce_metrics(model: keras.Model) -> dict:
 
 
 class ReduceMetrics(keras.callbacks.Callback):
-    """Replaces the logs of each epoch by the metrics of all PyTorch processes, before other callbacks see the logs.
+    """Callback that replaces each epoch's logs with metrics for the images of all PyTorch processes.
 
-    Give it to `model.fit` as the first callback, so that callbacks such as EarlyStopping decide the same in all
+    Pass it to `model.fit` as the first callback, so that callbacks such as EarlyStopping get the same logs in all
     processes. Logs of single steps contain the metrics of one process. If the loss of one process is not finite, the
     loss in the logs of all processes is NaN. With a single process, the callback does nothing.
 
@@ -197,7 +205,7 @@ class ReduceMetrics(keras.callbacks.Callback):
             logs["loss"] = logs["loss"] if finite.item() else math.nan
 
     def on_test_begin(self, logs=None):
-        # Read the sums of the training steps, because an evaluation resets them.
+        # Read the training metrics now, because the evaluation resets them.
         if self._epoch is not None:
             self._epoch |= reduce_metrics(self.model)
 

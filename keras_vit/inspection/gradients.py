@@ -15,24 +15,25 @@ def gradient_rollout(
 ) -> np.ndarray:
     """Returns gradient-weighted attention rollout for a class, float32 (batch, rows, columns), non-negative.
 
-    In each block, B is the attention weights times the gradient of the class output, clipped at 0 and averaged over
-    heads. The matrices I + B of all blocks are multiplied, and the identity is subtracted. The result is read as in
+    In each block, the attention weights are multiplied by the gradient of the class output with respect to them,
+    negative products are set to 0, and the mean over the heads is a matrix B. The matrices I + B of all blocks are
+    multiplied, where I is the identity. Then I is subtracted, and the row that the head reads is returned, as in
     `attention_rollout`. Only one block's gradients are in memory at a time.
 
     Args:
-        model: As in `attention_maps`, with one output, (batch, classes). Quantized attention and `attention_norm` raise
-            a ValueError.
+        model: As in `attention_maps`, with one output, (batch, classes). Models with quantized attention or with
+            `attention_norm` raise a ValueError.
         images, batch_size, readout: As in `attention_rollout`.
-        classes: The class to explain, as an int or a class name of the model, or one class per image. None takes the
-            top-1 class of each image.
+        classes: The class to explain, an int or a class name of the model, or a list of one class per image. None
+            explains the top-1 class of each image.
 
     Example:
     >>> model = keras_vit.ViTTi16(image_size=(48, 32), num_classes=3, head_init="glorot_uniform")
     >>> gradient_rollout(model, np.zeros((2, 48, 32, 3)), classes=1).shape
     (2, 3, 2)
 
-    Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover pooled
-    patches; for them, the weights of the pooling are the last step.
+    Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover models
+    that pool the patches. For them, the rows of the patches are averaged with the weights of the pooling.
     """
     taps = AttentionTaps(model, readout)
     if mode := quantization_of_attention(taps.blocks):
@@ -45,7 +46,7 @@ def gradient_rollout(
 
 
 def batches_and_classes(model, images, classes, batch_size):
-    """Yields (batch of images, integer classes to explain, or None for the top-1 classes)."""
+    """Yields pairs of a batch of images and its integer classes, or None to explain the top-1 classes."""
     parts = batches(model, images, batch_size)
     if classes is not None:
         number = len(keras.tree.flatten(images)[0])
@@ -59,7 +60,7 @@ def batches_and_classes(model, images, classes, batch_size):
 
 
 def quantization_of_attention(blocks):
-    """Returns the quantization mode of the attention, or None."""
+    """Returns the quantization mode of the first quantized attention layer, or None."""
     modes = (getattr(block.attention.out, "quantization_mode", None) for block in blocks)
     return next((mode for mode in modes if mode), None)
 
@@ -80,7 +81,8 @@ def _rollout(taps, inputs, classes):
             return ops.sum(ops.cast(y, "float32") * weight)
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
-        # The output projection takes the concatenated heads A V, whose gradient gives the gradient of the weights A.
+        # `change` is the gradient of the attention layer's output. It gives the gradient of the heads A V, the input of
+        # the output projection, and this gives the gradient of the attention weights A.
         value = to_numpy(block.attention.project(block.norm_1(tokens))[2])
         of_heads = np.matmul(to_numpy(change), to_numpy(block.attention.out.kernel).T).reshape(value.shape)
         of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
@@ -91,7 +93,7 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot classes, (batch, num_classes), for a list of outputs; None takes the top-1 classes."""
+    """Returns one-hot classes, (batch, num_classes), for a model's list of outputs. None selects the top-1 classes."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -104,12 +106,12 @@ def class_weights(outputs, classes):
 
 
 def gradients(function, *values) -> list:
-    """Returns the gradients of a scalar function on any backend, or 0 for values that do not affect it."""
+    """Returns the gradients of a scalar function on any backend. Values that do not affect it have the gradient 0."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: TID251
 
-        # If variables were watched, the activations for their gradients would stay in memory.
+        # Do not compute gradients of the variables, because their activations would stay in memory.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y = function(*values)
@@ -129,17 +131,19 @@ def gradients(function, *values) -> list:
 
 
 def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None, batch_size: int = 8) -> np.ndarray:
-    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: how much each place raises the class output.
+    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: how much each position raises the class output.
 
-    Each channel of a feature map is weighted by the mean gradient of the class output with respect to it. The sum of
-    the channels is clipped at 0. `plot_attention_rollout` and `attention_overlay` draw the result.
+    Each channel of a feature map is multiplied by the mean gradient of the class output with respect to this channel.
+    The channels are summed, and negative sums are set to 0. Plot the result with `plot_attention_rollout` or
+    `attention_overlay`.
 
     Args:
         model: A model with one output, (batch, classes), such as a BiT, EfficientNet or CoAtNet, possibly fine-tuned or
             nested in another model. Use `gradient_rollout` for a ViT.
         images, classes, batch_size: As in `gradient_rollout`.
         layer: String, the name of the layer whose output is the feature map, (batch, rows, columns, channels). None
-            takes the input of the last `GlobalAveragePooling2D`. If there is no such layer, a ValueError is raised.
+            selects the input of the last `GlobalAveragePooling2D`. If the model has no such layer, a ValueError is
+            raised.
 
     Example:
     >>> model = keras_vit.BiT("R50x1", image_size=64, num_classes=3, head_init="glorot_uniform")

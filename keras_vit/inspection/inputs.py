@@ -12,7 +12,9 @@ from keras_vit.prediction.taps import AttentionTaps, PatchLayout, to_numpy
 
 
 def patch_layout(model: keras.Model, images) -> PatchLayout:
-    """Returns the `PatchLayout` of a model for images; arguments and errors as in `attention_maps`.
+    """Returns the grid of patches into which a model splits images, as a `PatchLayout`.
+
+    The arguments and the errors are as in `attention_maps`.
 
     Example:
     >>> layout = patch_layout(keras_vit.ViTTi16(image_size=(48, 32), num_registers=4), np.zeros((1, 48, 32, 3)))
@@ -25,7 +27,7 @@ def patch_layout(model: keras.Model, images) -> PatchLayout:
 
 
 def raw_pictures(model, images):
-    """Undoes a model's preprocessing; returns images in [0, 255], (batch, height, width, channels), float32."""
+    """Converts a model's input back to pixels in [0, 255], float32 (batch, height, width, channels)."""
     taps = AttentionTaps(model)
     taps.run(images)
     if taps.images is None:
@@ -47,9 +49,10 @@ def batches(model, inputs, batch_size) -> list:
 
 
 def collect(name, value, depth, parts, compute):
-    """Joins the arrays of `compute(part, indices)` over parts; returns one if the argument is an int, else a list.
+    """Calls `compute(batch, indices)` for each batch in `parts`, and concatenates the arrays of each index.
 
-    The argument `name` has the `value`: an int below `depth`, a list of ints, or None for all.
+    `value` is the value of the argument `name`: an index below `depth`, a list of indices, or None for all indices.
+    Returns one array if `value` is an int, else a list of one array per index.
     """
     chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
@@ -60,7 +63,11 @@ def collect(name, value, depth, parts, compute):
 
 
 def shaped(name, value, axes):
-    """Returns a float32 array; raises if it is empty or does not have the axes, of which equal names are as long."""
+    """Returns `value` as a float32 array. Raises ValueError if it is empty or does not have the shape `axes`.
+
+    `axes` contains the names of the axes, such as "num_heads, num_tokens, num_tokens". Axes with the same name must
+    have the same length.
+    """
     array, names, sides = real_array(name, value).astype("float32"), axes.split(", "), {}
     same = all(sides.setdefault(axis, side) == side for axis, side in zip(names, array.shape, strict=False))
     if array.ndim != len(names) or not array.size or not same:
@@ -69,7 +76,7 @@ def shaped(name, value, axes):
 
 
 def class_indices(name, classes, names):
-    """Converts an array of class names to their positions in `names`; integers stay unchanged."""
+    """Converts class names to their indices in the model's class names `names`. Integers are returned unchanged."""
     classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
     if classes.dtype.kind not in "UO":
         return classes

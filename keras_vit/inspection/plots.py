@@ -32,7 +32,7 @@ def plot_history(history, path: str | os.PathLike | None = None):
         for key, label, colour in ((name, "train", _TRAIN), (f"val_{name}", "validation", _VALIDATION)):
             if key in curves:
                 epochs = range(1, len(curves[key]) + 1)
-                # A line with a single point is invisible.
+                # A line through a single point is invisible, so draw a marker.
                 marker = "o" if len(epochs) == 1 else None
                 axes.plot(epochs, curves[key], label=f"{label} ({curves[key][-1]:.4g})", color=colour, marker=marker)
         title = name.replace("_", " ")
@@ -74,7 +74,7 @@ def plot_predictions(
         raise ValueError(f"Expected {expected}. Received: shapes {', '.join(map(str, shapes))}")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"Expected `labels` to be integers of 0..{num_classes - 1}. Received: {labels.tolist()}")
-    # Rows that were normalised in half precision do not sum to exactly 1.
+    # The tolerance allows for probabilities in half precision.
     if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
         received = f"numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
         expected = "`probabilities` of at least 0 that sum to 1; to logits, apply keras.ops.softmax first"

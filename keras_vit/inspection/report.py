@@ -50,10 +50,11 @@ def write_report(
     title: str | None = None,
     notes: str = "",
 ) -> Path:
-    """Writes a self-contained HTML report of a model on some images, and returns its path.
+    """Writes a single HTML file that shows how a model processes some images, and returns its path.
 
-    Each image has its top classes, attention rollout, gradient rollout of the top-1 class, and the last block's heads.
-    Then come mean attention distance, position similarity, embedding filters and Keras' summary.
+    For each image, the file shows the top classes, the attention rollout, the gradient rollout of the top-1 class, and
+    the attention of each head in the last block. For the model, it shows the mean attention distance, the position
+    similarity, the embedding filters and the summary of Keras.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
@@ -66,8 +67,8 @@ def write_report(
     Raises:
         FileNotFoundError: If an image or the folder of `path` does not exist.
         ImportError: If matplotlib is not installed.
-        ValueError: As in `attention_maps`, or if `images` is empty, a file is not an image, or `path` is not .html or
-            .htm.
+        ValueError: As in `attention_maps`, or if `images` is empty, a file is not an image, or `path` does not end in
+            .html or .htm.
 
     Example:
     >>> model = keras_vit.from_pretrained("ViT-B_16-224.npz")  # doctest: +SKIP
@@ -83,7 +84,7 @@ def write_report(
         raise ValueError("Expected `images` to hold at least one path. Received: none")
     taps = AttentionTaps(model)
     title = html.escape(title or f"What {model.name} sees")
-    # Missing folders and unreadable images raise before the computation starts.
+    # Open the file and read the images first, so that errors are raised before the computation starts.
     with replacing(path) as temporary:
         arrays = [read_image(image, model) for image in images]
         body = "\n".join([*_image_sections(taps, images, arrays, top), *_model_sections(model, notes)])
@@ -105,7 +106,7 @@ def _image_sections(taps, paths, arrays, top):
         layout = patch_layout(model, inputs)
         rows, columns = layout.grid_size
         distances.append(attention_distance(model, inputs))
-        # A file name may contain bytes that are not UTF-8.
+        # Replace bytes of the file name that are not UTF-8.
         yield f"<h3>{html.escape(os.fsencode(os.path.basename(path)).decode(errors='replace'))}</h3>"
         yield f"<p>{array.shape[0]} x {array.shape[1]} pixels as the model sees it, {rows} x {columns} patches.</p>"
         best = None
@@ -149,7 +150,7 @@ def _model_sections(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # Use the default width, as wider lines are truncated without a terminal.
+    # Without a terminal, `summary` cuts lines that are wider than the default width.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 

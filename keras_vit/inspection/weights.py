@@ -20,16 +20,17 @@ FIGURE_7 = 28
 def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarray:
     """Returns the principal components of the patch embedding filters, (number, height, width, channels), float32.
 
-    In a hybrid, they are the standardized filters of the ResNet's first convolution. Components have unit length and
-    are sorted by decreasing variance. In each component, the entry of largest magnitude is positive.
+    In a hybrid model (a ResNet followed by a ViT), the filters are the standardized filters of the ResNet's first
+    convolution. Components have unit length and are sorted by decreasing variance. In each component, the entry with
+    the largest absolute value is positive.
 
     Args:
         model: As in `attention_maps`.
-        number: Int, the number of components. None takes 28, as in the paper, or all if there are fewer.
+        number: Int, the number of components. None returns 28, as in the paper, or all if there are fewer than 28.
 
     Raises:
-        ValueError: If the model does not have exactly one patch embedding, has fewer components than `number`, or its
-            preprocessing is folded.
+        ValueError: If the model does not have exactly one patch embedding, has fewer components than `number`, or was
+            returned by `fold_preprocessing`, which changes the filters.
 
     Example:
     >>> embedding_filters(keras_vit.ViTTi16(), number=8).shape
@@ -58,8 +59,9 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
 def position_similarity(model: keras.Model) -> np.ndarray:
     """Returns the cosine similarities of a model's position embeddings, (rows, columns, rows, columns), float32.
 
-    `[i, j]` compares the patch in row i and column j with all patches. Prefix tokens are left out. If the model has no
-    position embeddings of type "learned", "learned2d" or "sincos2d", a ValueError is raised.
+    `[i, j, k, l]` is the similarity of the patch in row i and column j to the patch in row k and column l. Prefix
+    tokens are left out. If the model has no position embeddings of type "learned", "learned2d" or "sincos2d", a
+    ValueError is raised.
 
     Example:
     >>> position_similarity(keras_vit.ViTTi16(image_size=(48, 32))).shape
@@ -73,7 +75,7 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     layer = only_one(model, PositionEmbedding)
     rows, columns = layer.grid_size
     shape = (1, layer.num_prefix_tokens + rows * columns, only_one(model, PatchEmbedding).hidden_dim)
-    # In mixed precision, `__call__` rounds the weights, so use `call`.
+    # Use `call`, because `__call__` would round the weights to the compute dtype in mixed precision.
     positions = ops.convert_to_numpy(layer.call(ops.zeros(shape, dtype="float32")))[0, layer.num_prefix_tokens :]
     positions = positions / np.maximum(np.linalg.norm(positions, axis=1, keepdims=True), 1e-12)
     return (positions @ positions.T).reshape(rows, columns, rows, columns)
@@ -83,8 +85,9 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
     """Plots the principal components of the embedding filters, one per panel, and returns the figure.
 
     Args:
-        filters: (number, height, width, channels), from `embedding_filters`. The first three channels are shown, or the
-            first if fewer. Each component is scaled to the full range, with 0 as middle grey.
+        filters: (number, height, width, channels), from `embedding_filters`. The first three channels are shown, or
+            only the first channel if there are fewer than three. Each component is scaled separately to the range from
+            black to white, and 0 is middle grey.
         path: As in `plot_attention_rollout`; the same errors are raised.
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), figure 7 left.
@@ -103,7 +106,7 @@ def plot_embedding_filters(filters, path: str | os.PathLike | None = None):
 
 
 def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
-    """Plots `position_similarity` as a grid of maps, one per patch, and returns the figure.
+    """Plots the result of `position_similarity` as a grid with one map per patch, and returns the figure.
 
     `path` and the errors are as in `plot_attention_rollout`.
 
@@ -111,7 +114,7 @@ def plot_position_similarity(similarity, path: str | os.PathLike | None = None):
     """
     similarity = shaped("similarity", similarity, "rows, columns, rows, columns")
     rows, columns = similarity.shape[:2]
-    # matplotlib needs a minute for hundreds of panels, so draw one mosaic.
+    # matplotlib needs a minute to draw hundreds of panels, so join all maps into one image.
     gap = max(1, round(max(rows, columns) / 7))
     tiles = np.pad(similarity, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     mosaic = tiles.transpose(0, 2, 1, 3).reshape(rows * (rows + gap), columns * (columns + gap))[:-gap, :-gap]
