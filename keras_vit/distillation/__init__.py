@@ -1,4 +1,4 @@
-"""Knowledge distillation as in DeiT. Arguments out of range, and models that do not match, raise a ValueError."""
+"""Knowledge distillation as in DeiT. Invalid arguments and models that do not match raise a ValueError."""
 
 from keras_vit.distillation.distiller import Distiller, raw_images
 from keras_vit.distillation.losses import (

@@ -19,11 +19,13 @@ from keras_vit.prediction.preprocessing import require_normalization
 
 
 def raw_images(images, model: keras.Model):
-    """Undoes a model's preprocessing: returns images in [0, 255] as float32, NumPy if given NumPy.
+    """Converts a model's input images back to pixels in [0, 255], float32.
 
     Args:
-        images: Images as the model takes them: a NumPy array or a tensor of the backend.
-        model: A model with a `normalization` layer of this package. If it takes raw images, they are not changed.
+        images: Images in the model's value range, (batch, height, width, channels). A NumPy array gives a NumPy array,
+            and a tensor of the backend gives a tensor.
+        model: A model with a `normalization` layer of this package. If the model was built with
+            `include_preprocessing=True`, the images are returned unchanged.
 
     Raises:
         ValueError: If the model has no `normalization` layer of this package.
@@ -55,18 +57,18 @@ class FrozenTeacher:
             raise ValueError(f"Expected `teacher_from_logits=False`, {why}. Received: {from_logits!r}")
         self.input_shape = _input_shape(teacher)
         self._preprocessing = preprocessing or self._default_preprocessing(student)
-        # A custom `call` may not have the argument `training`.
+        # Pass `training` only if the teacher's `call` has this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
-        # `weights` omits the seeds of dropout. Inference does not read them, and they differ after a rebuild.
+        # Copy `weights`, which omits the seeds of dropout. Inference does not need the seeds, and they may change.
         self.copies = [
             keras.Variable(ops.copy(v), trainable=False, dtype=v.dtype, name=v.name) for v in teacher.weights
         ]
 
     def refresh(self):
-        """Copies the teacher's weights again, in case they changed."""
+        """Copies the teacher's weights again, because they may have changed."""
         for copy, variable in zip(self.copies, self.model.weights, strict=True):
-            # JAX donates the copies' arrays to the step, so they must not be shared with the teacher.
+            # Copy the arrays, because a JAX training step may overwrite them, and the teacher must keep its arrays.
             copy.assign(ops.copy(variable))
 
     def logits(self, images):
@@ -79,7 +81,7 @@ class FrozenTeacher:
         with keras.StatelessScope(state_mapping=list(zip(self.model.weights, values, strict=True))):
             logits = ops.cast(self.model(images, **self._options), "float32")
         if not self.from_logits:
-            # This avoids log(0).
+            # The lower bound avoids log(0).
             logits = ops.log(ops.maximum(logits, keras.config.epsilon()))
         return ops.stop_gradient(logits)
 
@@ -103,7 +105,7 @@ class FrozenTeacher:
 
 
 def _input_shape(model):
-    """Returns (None, height, width, channels), or None if unknown."""
+    """Returns the input shape (None, height, width, channels) of a model, or None if it is unknown."""
     inputs = getattr(model, "inputs", None)
     return tuple(inputs[0].shape) if inputs and len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 
@@ -112,37 +114,42 @@ def _constants(layer):
     return (layer.apply, *(() if layer.apply else layer.preprocessing.offset_and_scale))
 
 
-# The running step, "training" or "evaluation". Each thread has a value, as TensorFlow has one thread per replica.
+# The step that is running: "training", "evaluation" or None. TensorFlow runs each replica in a thread of its own, so
+# each thread has a separate value.
 _STEP = contextvars.ContextVar("step", default=None)
 
 
-# keras.distillation.Distiller does not support two heads or sample weights.
+# This class is needed because keras.distillation.Distiller does not support two heads or sample weights.
 class Distiller(TrainingWrapper):
     """Trains a student on labels and a teacher's outputs, as in DeiT.
 
     Compile and fit this model. In training, the loss given to `compile` compares the class head with the labels, and
-    the distillation loss compares the distillation head with the teacher. Build a student with two heads with
-    `distillation_token=True`; any other classifier uses its one head for both. `evaluate`, `predict` and calls use only
-    the student; two heads are averaged.
+    the distillation loss compares the distillation head with the teacher. A ViT that is built with
+    `distillation_token=True` has these two heads. Any other classifier uses its single head for both losses.
+    `evaluate`, `predict` and calls use only the student. If it has two heads, they use the mean of the two outputs.
 
     `plain_model` is the student, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
-    write only the student; `save_weights` also keeps the optimizer. The teacher is not changed or saved: its weights
-    are copied by the constructor and at the start of each `fit`. Training adds the metrics `class_loss` and
-    `distillation_loss`, and with two heads each head's `class_accuracy` and `distillation_accuracy` on the labels.
+    write only the student. `save_weights` also writes the optimizer. The teacher is not changed or saved. The
+    constructor and each `fit` copy its weights. Training adds the metrics `class_loss` and `distillation_loss`. If the
+    student has two heads, training also adds the accuracy of each head on the labels, `class_accuracy` and
+    `distillation_accuracy`.
 
     Args:
         student: A built `keras.Model` from images, (batch, height, width, channels), to logits, (batch, num_classes).
         teacher: A built `keras.Model` that classifies channels-last images into the same classes.
-        kind: "hard" (cross-entropy with the teacher's top-1 class) or "soft" (divergence from its distribution).
+        kind: The distillation loss: "hard" (cross-entropy with the teacher's top-1 class) or "soft" (Kullback-Leibler
+            divergence from the teacher's probabilities).
         alpha: Float in [0, 1], the weight of the distillation loss. With 1, labels and a loss are not needed, and the
             class head of a student with two heads is not trained.
-        temperature: Float above 0, only used with "soft".
-        teacher_preprocessing: Function from the student's images to the teacher's, with `keras.ops`. With None, if both
-            models are of this package, the student's normalization is undone and the teacher's is applied. If not, the
-            teacher gets the student's images. None also repeats grey images for a teacher with 3 channels. A teacher of
-            `keras.applications` needs its `preprocess_input` of `raw_images(images, student)`. Images are always
-            resized, bilinearly, if the teacher has a fixed input size.
-        teacher_from_logits: Bool; False for a teacher that returns probabilities, as `keras.applications` do.
+        temperature: Float above 0, which divides the logits of teacher and student. It is only used with "soft".
+        teacher_preprocessing: Function that converts the student's images to the teacher's images, with `keras.ops`.
+            None: if both models are of this package, the student's normalization is undone and the teacher's is
+            applied. If not, the teacher gets the student's images. Grey images are repeated to 3 channels if the
+            teacher needs them. If the teacher comes from `keras.applications`, pass a function that calls the
+            teacher's `preprocess_input` with `raw_images(images, student)`, as in the example of `raw_images`. If the
+            teacher has a fixed input size, images are then resized bilinearly to this size.
+        teacher_from_logits: Bool. Pass False if the teacher returns probabilities, as models of `keras.applications`
+            do by default.
 
     Raises:
         ValueError: If an argument is out of range, or the models do not match.
@@ -156,8 +163,8 @@ class Distiller(TrainingWrapper):
     >>> sorted(history.history)
     ['class_accuracy', 'class_loss', 'distillation_accuracy', 'distillation_loss', 'loss']
 
-    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4. Hard distillation of a student with one
-    head is in its table 3, but not in the official code.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), section 4. Table 3 of the paper includes hard
+    distillation of a student with one head. The official code does not support it.
     """
 
     def __init__(
@@ -173,7 +180,7 @@ class Distiller(TrainingWrapper):
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
             raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
-        # `compile` uses the student's policy to decide if it scales the loss. The student casts its images itself.
+        # `compile` decides by the dtype policy if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.choice("kind", kind, ("hard", "soft"))
         self.alpha = arguments.share("alpha", alpha)
@@ -183,7 +190,7 @@ class Distiller(TrainingWrapper):
         arguments.optional(arguments.function, "teacher_preprocessing", teacher_preprocessing)
         heads = _heads(student)
         teacher = FrozenTeacher(teacher, student, teacher_preprocessing, teacher_from_logits)
-        # A namespace hides these from Keras, which would track and save the teacher.
+        # Keep these in a namespace, because Keras would track and save models that are attributes of this model.
         self._hidden = SimpleNamespace(heads=heads, teacher=teacher)
         self.num_classes = int(student.outputs[0].shape[-1])
         outputs = getattr(teacher.model, "outputs", None)
@@ -205,7 +212,10 @@ class Distiller(TrainingWrapper):
 
     @property
     def non_trainable_variables(self):
-        """Includes the teacher's copied weights, for JAX to pass to the compiled step; `variables` omits them."""
+        """Includes the copies of the teacher's weights, so that JAX passes them to the compiled training step.
+
+        `variables` does not include them, so that they are not saved.
+        """
         return super().non_trainable_variables + self._hidden.teacher.copies
 
     def call(self, inputs, training=None):
@@ -254,7 +264,7 @@ class Distiller(TrainingWrapper):
         distillation_loss = self._distillation(teacher_logits, y_pred["distillation"], sample_weight)
         losses = (class_loss, distillation_loss)
         for tracker, loss in zip(self._loss_trackers, losses, strict=True):
-            # The mean is weighted by batch size, as in Keras' own loss tracker.
+            # Weight the mean over batches by the batch size, as Keras does for `loss`.
             tracker.update_state(loss * replicas, sample_weight=ops.shape(x)[0])
         return weighted_loss(*losses, self.alpha) + regularization
 
@@ -265,14 +275,17 @@ class Distiller(TrainingWrapper):
                 accuracy.update_state(labels, y_pred[name], sample_weight)
         results = super().compute_metrics(x, y, _output(y_pred), sample_weight)
         if _STEP.get() != "training":
-            # Evaluation does not compute these losses.
+            # Evaluation does not compute the two losses, so remove their metrics.
             for tracker in self._loss_trackers:
                 results.pop(tracker.name, None)
         return results
 
 
 def _heads(student):
-    """Returns a model from images to [class logits, distillation logits, output]; None for a student with one head."""
+    """Returns a model that maps images to [class logits, distillation logits, mean of both].
+
+    Returns None if the student has one head.
+    """
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
         raise ValueError(f"Expected the student, not a model nested in it, to have the two heads. Received: {student}")
     distilled = _has_two_heads(student)
@@ -291,7 +304,7 @@ def _has_two_heads(model):
 
 
 def _output(y_pred):
-    """Returns the student's output from a step's dict, or the mean of two heads."""
+    """Returns the student's output, given the dict that `call` returns in a step, or the outputs of its heads."""
     if isinstance(y_pred, dict):
         return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

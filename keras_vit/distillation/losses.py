@@ -8,10 +8,11 @@ from keras_vit.prediction.inputs import real_array
 
 
 def hard_distillation(teacher_logits, logits):
-    """Returns the cross-entropy with the teacher's top-1 class per image, float32 (batch,).
+    """Returns the student's cross-entropy with the teacher's top-1 class for each image, float32 (batch,).
 
     Args:
-        teacher_logits, logits: Floats, (batch, num_classes), the teacher's and the student's.
+        teacher_logits: Floats, (batch, num_classes), the logits of the teacher.
+        logits: Floats, (batch, num_classes), the logits of the student.
 
     Example:
     >>> round(float(hard_distillation(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))[0]), 4)
@@ -20,17 +21,19 @@ def hard_distillation(teacher_logits, logits):
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 3.
     """
     teacher_logits, logits = _as_logits("teacher_logits", teacher_logits), _as_logits("logits", logits)
-    # Use a one-hot product, because gathering by index is slow in XLA.
+    # Multiply with one-hot labels, because gathering by index is slow in XLA.
     labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
 
 
 def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
-    """Returns KL(teacher || student) per image, times temperature^2 / num_classes, float32 (batch,).
+    """Returns the soft distillation loss of each image, float32 (batch,).
+
+    This is the Kullback-Leibler divergence KL(teacher || student) times temperature^2 / num_classes.
 
     Args:
-        teacher_logits, logits: Floats, (batch, num_classes), the teacher's and the student's.
-        temperature: Float above 0, by which both logits are divided.
+        teacher_logits, logits: As in `hard_distillation`.
+        temperature: Float above 0, by which the logits of both models are divided.
 
     Example:
     >>> float(soft_distillation(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]]))[0])
@@ -54,8 +57,8 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
     >>> weighted_loss(2.0, 4.0, 0.25)
     2.5
 
-    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2, where alpha is lambda; equation 3 has
-    0.5.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2, which calls alpha lambda. Equation 3
+    has alpha 0.5.
     """
     arguments.share("alpha", alpha)
     return (1 - alpha) * base_loss + alpha * distillation_loss
@@ -101,7 +104,7 @@ class SoftDistillation(keras.losses.Loss):
 
 
 def _as_logits(name, x):
-    # Tensors of a training step have no values yet.
+    # Do not check the values of tensors, because symbolic tensors have no values.
     x = x if ops.is_tensor(x) else real_array(name, x)
     if len(x.shape) != 2:
         raise arguments.invalid(name, "logits of shape (batch, num_classes)", tuple(x.shape))

@@ -16,9 +16,9 @@ KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
 _BATCH_NAMES = ("data", "batch")
 # The smallest number of values in a variable that "fsdp" splits.
 _MIN_SIZE = 2**16
-# The mesh axis that splits each dimension of the variables of the blocks. Keys are regular expressions of the variables'
-# paths. The first kernel of an MLP or attention is split by columns and the second by rows, so that only the second
-# product is summed over the devices.
+# The mesh axis that splits each dimension of a block's variables, by a regular expression of the variable's path. The
+# first kernel of an MLP or attention layer is split by columns and the second by rows, so that only the second product
+# is summed over the devices.
 _SPLIT_PATHS = {
     r".*\battention/qkv/kernel": (None, "model"),
     r".*\battention/qkv/bias": ("model",),
@@ -193,8 +193,7 @@ def fsdp(
     Args:
         mesh, auto_shard_dataset: As in `data_parallel`.
         min_size: Int of at least 1. Variables with fewer values are not split.
-        layouts: A `keras.distribution.LayoutMap` to apply first. For example, `layout_map(mesh)` adds tensor
-            parallelism.
+        layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)` for tensor parallelism.
 
     Raises:
         RuntimeError: On another backend than JAX.

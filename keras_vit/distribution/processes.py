@@ -17,12 +17,12 @@ _TIMEOUT = datetime.timedelta(minutes=10)
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Connects the processes of one training run, on JAX or PyTorch.
 
-    Call it in each process before any other function of Keras. It returns when all processes have called it. Without
-    arguments, it reads the settings of `torchrun` (PyTorch) or SLURM (JAX) from environment variables. If neither of
-    them started the process, it does nothing. Pass all three arguments or none.
+    Call it in each process before any other function of Keras. It returns when all processes have called it. If no
+    arguments are given, it reads the settings of `torchrun` (PyTorch) or SLURM (JAX) from environment variables. If
+    neither of them started the process, it does nothing. Pass all three arguments or none.
 
     Args:
-        coordinator: "HOST:PORT", the address of process 0 with a free port that the other processes can reach.
+        coordinator: "HOST:PORT", the address of process 0 with a free port that all processes can reach.
         num_processes: Int of at least 1, the number of processes in the run.
         process_id: Int from 0 to `num_processes - 1`, the number of this process.
 

@@ -162,7 +162,7 @@ def reduce_metrics(model: keras.Model) -> dict:
     """Returns the metrics of the last `evaluate`, computed for the images of all processes, as a dict of floats.
 
     All processes must call this function. On PyTorch, it sums the variables of the metrics over the processes, which is
-    right for metrics that sum over images, such as those of `keras.metrics`. On JAX and TensorFlow, the metrics already
+    right for metrics that sum over images, such as all `keras.metrics`. On JAX and TensorFlow, the metrics already
     cover all images.
 
     Example:

@@ -88,7 +88,7 @@ def extract_features(
 
     Args:
         model: A `keras.Model` with one input. If it is or contains a model of this package, the features are the input
-            of its head, as with `num_classes=0`. For all other models, the features are the model's output.
+            of its head, as with `num_classes=0`. The features of all other models are the model's output.
         data: (images, labels) as arrays, or batches of them: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
             `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or one-hot; images are in the
             model's value range.

@@ -29,8 +29,8 @@ def predict(
 
     Predictions are probabilities: the softmax of a classifier's logits, or the sigmoid for a model with
     `task="multi_label"` or a single class. With `task="regression"`, predictions are the model's outputs. With `tta`
-    (test-time augmentation), predictions are the mean over several views of each image. For image files, use
-    `keras_vit.predict_images`.
+    (test-time augmentation), predictions are the mean over several views of each image. `keras_vit.predict_images`
+    does the same for image files.
 
     Args:
         model: A `keras.Model` with one output, (batch, num_outputs). It need not be compiled.
@@ -39,7 +39,7 @@ def predict(
             iterable.
         tta: None, "flip" (the image and its mirror image), "five_crop" (crops of the corners and the center) or
             "ten_crop" (these crops and their mirror images). Crops need images that are larger than the model's input.
-            For a model with 224 x 224 inputs, read images with `image_size=256`:
+            If the model takes 224 x 224 pixels, read images of 256 x 256 pixels with
             `keras_vit.data.from_dataframe(..., preprocessing=model, image_size=256)`.
         batch_size: Int, images per batch if `data` is arrays.
         verbose: 0 or 1; 1 shows a progress bar.

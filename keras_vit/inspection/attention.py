@@ -54,10 +54,10 @@ def attention_maps(
 def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.ndarray:
     """Returns the mean attention distance of each head, float32 (num_blocks, num_heads), in pixels.
 
-    For each query patch, this is the mean distance to all patches, weighted by the attention weights. Prefix tokens
-    have no position, so they are left out, and the remaining weights are normalised to a sum of 1. Queries that attend
-    only to prefix tokens are skipped. If a head has only such queries, its distance is 0. All blocks need the same
-    number of heads. Arguments and errors are as in `attention_maps`.
+    The attention distance of a query patch is the mean distance to all patches, weighted by the attention weights.
+    Prefix tokens have no position, so they are left out, and the remaining weights are normalised to a sum of 1.
+    Queries that attend only to prefix tokens are skipped. If a head has only such queries, its distance is 0. All
+    blocks need the same number of heads. Arguments and errors are as in `attention_maps`.
 
     Example:
     >>> attention_distance(keras_vit.ViTTi16(image_size=32), np.zeros((1, 32, 32, 3))).shape
@@ -147,8 +147,8 @@ def token_attention_maps(
         images, batch_size: As in `attention_maps`.
 
     Returns:
-        An array (batch, num_tokens, rows, columns), or a list of arrays if `modules` is a list or None. Rows and
-        columns are those of the module's feature map. The map of each token sums to 1.
+        An array (batch, num_tokens, rows, columns), or a list of arrays if `modules` is a list or None. The rows and
+        columns are pixels of the module's feature map. The map of each token sums to 1.
 
     Example:
     >>> model = keras_vit.VTResNet18(image_size=64)

@@ -57,7 +57,8 @@ class TensorBoardAttention(TensorBoardPictures):
         images: A few images, preprocessed as for training.
         every: Int, the number of epochs between pictures. Pictures are always written after the last epoch.
         head_fusion: "mean", "max" or "min", as in `attention_rollout`.
-        model: The model to inspect. None inspects the model that is trained. For a `Distiller`, pass the student.
+        model: The model to inspect. None inspects the model that is trained. If you train a `Distiller`, pass its
+            student.
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.

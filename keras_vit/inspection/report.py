@@ -52,9 +52,9 @@ def write_report(
 ) -> Path:
     """Writes a single HTML file that shows how a model processes some images, and returns its path.
 
-    For each image, the file shows the top classes, the attention rollout, the gradient rollout of the top-1 class, and
-    the attention of each head in the last block. For the model, it shows the mean attention distance, the position
-    similarity, the embedding filters and the summary of Keras.
+    The file shows the top classes of each image, its attention rollout, its gradient rollout for the top-1 class, and
+    the attention of each head in the last block. Then it shows the mean attention distance, the position similarity and
+    the embedding filters of the model, and the summary of Keras.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
@@ -150,7 +150,7 @@ def _model_sections(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # Without a terminal, `summary` cuts lines that are wider than the default width.
+    # `summary` cuts lines that are wider than the default width if there is no terminal.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 

@@ -1,4 +1,4 @@
-"""Pre-training by masked image modelling. Arguments out of range, and other backbones, raise a ValueError."""
+"""Pre-trains a ViT by masked image modelling. Invalid arguments and unsupported backbones raise a ValueError."""
 
 from keras_vit.pretraining.mae import MAE
 from keras_vit.pretraining.masked_image_model import Reconstruction

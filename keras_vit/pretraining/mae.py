@@ -12,32 +12,36 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, to
 
 
 class MAE(MaskedImageModel):
-    """Pre-trains a ViT as a masked autoencoder: it encodes the visible patches, and a decoder predicts the masked ones.
+    """Pre-trains a ViT without labels as a masked autoencoder (MAE).
 
-    75% of the patches are dropped after positions are added. A small decoder gets the encoded patches, a learned mask
-    token for all masked patches, and fixed sine-cosine positions. It predicts the pixels of each patch, by default
-    normalised per patch; the loss is the mean squared error on masked patches.
+    The ViT, as encoder, gets only the visible patches: 75% of the patches are dropped after positions are added. A
+    small decoder gets the encoded patches, one learned mask token in place of each masked patch, and fixed sine-cosine
+    positions. The decoder predicts the pixels of each patch, by default normalised per patch. The loss is the mean
+    squared error on masked patches.
 
-    Compile with an optimizer and no loss, and fit on images; labels are ignored. `evaluate` returns the loss on new
-    random masks, `reconstruct` pictures of the predictions. Calling the model on images returns a dict: "prediction",
-    float32 (batch, num_patches, patch_height * patch_width * channels); "mask", (batch, num_patches), True for masked
-    patches; "kept", (batch, num_visible), the visible patches' indices in shuffled order; and "restore", (batch,
-    num_patches), each patch's index in that order.
+    Compile with an optimizer and no loss, and fit on images. Labels are ignored. `evaluate` returns the loss with new
+    random masks, and `reconstruct` returns pictures of the predictions. Calling the model on images returns a dict:
+
+    - "prediction": float32 (batch, num_patches, patch_height * patch_width * channels).
+    - "mask": (batch, num_patches), True for masked patches.
+    - "kept": (batch, num_visible), the indices of the visible patches, which are in random order.
+    - "restore": (batch, num_patches), the position of each patch in this random order of all patches.
 
     `plain_model` is the backbone, which is trained in place except for its head. `save`, `export` and
-    `keras.callbacks.ModelCheckpoint` write only the backbone; `save_weights` also keeps the optimizer and the random
-    state. To fine-tune, add a head, `keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output))`, or load
-    `keras_vit.save_weights(backbone, path)` into a ViT of another head or size, `keras_vit.ViT(..., weights=path)`.
+    `keras.callbacks.ModelCheckpoint` write only the backbone. `save_weights` writes all weights, the optimizer and the
+    random state. To fine-tune, add a head to the backbone:
+    `keras.Model(backbone.input, keras.layers.Dense(10)(backbone.output))`. To change the image size or the head, write
+    the backbone with `keras_vit.save_weights(backbone, path)` and load it with `keras_vit.ViT(..., weights=path)`.
 
     Args:
-        backbone: A ViT of this package for a fixed image size. Hybrids, whose ResNet sees masked pixels, and relative
-            or rotary positions are not supported.
-        mask_ratio: Float in (0, 1), the fraction of masked patches; their number is rounded up.
+        backbone: A ViT of this package for a fixed image size. Hybrids are not supported, because their ResNet would
+            process the masked pixels. Relative and rotary positions are not supported.
+        mask_ratio: Float in (0, 1), the fraction of masked patches. The number of masked patches is rounded up.
         decoder_num_layers: Int, the number of decoder blocks.
-        decoder_hidden_dim: Int, a multiple of 4, the decoder's width. None takes half the encoder's width, rounded up
+        decoder_hidden_dim: Int, a multiple of 4, the decoder's width. None uses half the encoder's width, rounded up
             to a multiple of 32.
-        decoder_num_heads: Int. None takes one per 32 channels.
-        decoder_mlp_dim: Int. None takes 4 * decoder_hidden_dim.
+        decoder_num_heads: Int, the number of heads in the decoder. None uses one head per 32 channels.
+        decoder_mlp_dim: Int, the width of the hidden layer of the decoder's MLPs. None uses 4 * decoder_hidden_dim.
         norm_pixels: Bool, whether to normalise the target to mean 0 and variance 1 per patch.
         seed: Int or None, the random seed of the masks.
 
@@ -52,9 +56,9 @@ class MAE(MaskedImageModel):
     >>> backbone.predict(np.zeros((1, 64, 64, 3)), verbose=0).shape
     (1, 192)
 
-    Reference: [arXiv 2111.06377](https://arxiv.org/abs/2111.06377). The paper's decoder has 8 blocks of width 512; by
-    its table 1, 4 blocks or half the width are as good after fine-tuning. As in the official code, the target uses the
-    unbiased variance plus 1e-6.
+    Reference: [arXiv 2111.06377](https://arxiv.org/abs/2111.06377). The paper's decoder has 8 blocks of width 512.
+    According to table 1, 4 blocks or half the width give the same accuracy after fine-tuning. As in the official code,
+    the target uses the unbiased variance plus 1e-6.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class MAE(MaskedImageModel):
         if encoder.is_hybrid or config_of(backbone).has_positions_in_blocks:
             expected = "a `backbone` without relative or rotary positions and without a ResNet below its patches"
             raise ValueError(f"Expected {expected}. Received: model {backbone.name!r}")
-        # 1 - 0.9 is slightly below 0.1 in floating point.
+        # Add 1e-6, because 1 - 0.9 is slightly below 0.1 in floating point.
         self.num_visible = int(encoder.num_patches * (1 - self.mask_ratio) + 1e-6)
         if not self.num_visible:
             raise arguments.invalid("mask_ratio", f"at least one visible patch of {encoder.num_patches}", mask_ratio)
@@ -109,7 +113,7 @@ class MAE(MaskedImageModel):
         return {"mask": mask, "kept": kept, "restore": restore}
 
     def encode(self, images, hidden, training=None):
-        """Encodes the visible patches, (batch, prefix tokens + num_visible, hidden_dim)."""
+        """Returns the encoded prefix tokens and visible patches, (batch, prefix tokens + num_visible, hidden_dim)."""
         encoder = self.encoder
         tokens = encoder.add_positions(encoder.embedding(images, training=training))
         prefix, patches = tokens[:, : encoder.num_prefix_tokens], tokens[:, encoder.num_prefix_tokens :]
@@ -129,7 +133,7 @@ class MAE(MaskedImageModel):
         return self.head(self.decoder_norm(tokens)[:, num_prefix:])
 
     def targets(self, images):
-        """Returns the decoder's targets, float32 (batch, num_patches, patch_height * patch_width * channels)."""
+        """Returns the pixels to predict, float32 (batch, num_patches, patch_height * patch_width * channels)."""
         patches = self.encoder.cut(self.encoder.normalization(images))
         if not self.norm_pixels:
             return patches
@@ -144,7 +148,7 @@ class MAE(MaskedImageModel):
     def predicted_pixels(self, images, outputs):
         patches = outputs["prediction"]
         if self.norm_pixels:
-            # The model predicts normalized pixels, so mean and variance come from the original patches.
+            # Predictions are normalized per patch, so undo this with the mean and variance of the original patches.
             moments = _moments(self.encoder.cut(self.encoder.normalization(images)))
             mean, variance = (ops.convert_to_numpy(m) for m in moments)
             patches = patches * np.sqrt(variance + 1e-6) + mean

@@ -17,7 +17,7 @@ from keras_vit.prediction.preprocessing import require_normalization
 
 
 class Encoder:
-    """Runs the layers of a ViT one by one. It is not a layer, so that the weights are saved only once."""
+    """Runs the layers of a ViT one by one. It is not a Keras layer, so that the weights are not saved twice."""
 
     def __init__(self, backbone):
         self.blocks = find_blocks(backbone, "vit")
@@ -25,7 +25,7 @@ class Encoder:
         self.backbone = backbone
         self.normalization = require_normalization(backbone)
         config = config_of(backbone)
-        # Custom layers may follow this chain. With norm_after_pooling, there is no `norm` after the blocks.
+        # Find the layers from the patch embedding to the norm. With norm_after_pooling, no norm follows the blocks.
         tokens = layers[layers.index(embedding) + 1 : layers.index(self.blocks[0])]
         self.rotary = next((layer for layer in tokens if isinstance(layer, RotaryEmbedding)), None)
         tokens = [layer for layer in tokens if layer is not self.rotary]
@@ -46,26 +46,26 @@ class Encoder:
         self.is_hybrid = config.stages is not None
         self.num_prefix_tokens, self.hidden_dim = config.num_prefix_tokens, config.hidden_dim
         self.channels, self.grid_size = config.in_channels, config.grid
-        # The unit is image pixels, also for hybrids.
+        # The patch size in image pixels. In hybrids, this includes the stride of the ResNet.
         self.patch_size = tuple(config.stride * side for side in config.patch_size)
         self.patch_dim = math.prod(self.patch_size) * self.channels
         self.num_patches = math.prod(self.grid_size)
 
     def add_positions(self, patches):
-        """Prepends the prefix tokens and adds positions: (batch, prefix + num_patches, hidden_dim)."""
+        """Prepends the prefix tokens and adds positions; returns (batch, prefix tokens + num_patches, hidden_dim)."""
         for layer in self.token_layers:
             patches = layer(patches)
         return patches
 
     def run_blocks(self, tokens, training=None):
-        """Applies dropout, blocks and norm; keeps the shape."""
+        """Applies dropout, all blocks and the norm to tokens (batch, num_tokens, hidden_dim)."""
         inputs = {} if self.rotary is None else {"rotary": self.rotary.angles(self.grid_size)}
         for layer in self.block_layers:
             tokens = layer(tokens, training=training, **(inputs if layer in self.blocks else {}))
         return tokens
 
     def encode_patches(self, patches, training=None):
-        """Encodes all patch embeddings; drops the prefix tokens: (batch, num_patches, hidden_dim)."""
+        """Encodes all patch embeddings; returns (batch, num_patches, hidden_dim), without the prefix tokens."""
         return self.run_blocks(self.add_positions(patches), training)[:, self.num_prefix_tokens :]
 
     def cut(self, images):
@@ -73,14 +73,18 @@ class Encoder:
         return unfold(images, self.patch_size)
 
     def raw_patches(self, patches):
-        """Converts flattened normalised patches to pixels in [0, 255], as NumPy."""
+        """Converts flattened patches in the model's value range to pixels in [0, 255], as a NumPy array."""
         constants = self.normalization.preprocessing.offset_and_scale
         offset, scale = (np.resize(np.broadcast_to(c, self.channels), self.patch_dim) for c in constants)
         return patches * scale + offset
 
 
 class Reconstruction(NamedTuple):
-    """Images in [0, 255] as NumPy arrays, each (batch, height, width, channels), cropped to whole patches."""
+    """The result of `reconstruct`: images in [0, 255] as NumPy arrays, each (batch, height, width, channels).
+
+    The images are cropped to whole patches. `original` has no masks. In `masked`, the masked patches are hidden. In
+    `prediction`, they are replaced by the model's predictions.
+    """
 
     original: np.ndarray
     masked: np.ndarray
@@ -88,22 +92,24 @@ class Reconstruction(NamedTuple):
 
 
 class MaskedImageModel(TrainingWrapper):
-    """Base class of masked image models. Subclasses add a `mask_token` and define:
+    """Base class of masked image models. Subclasses add a weight `mask_token` and define these methods:
 
-    - draw(batch_size, seed): the masked patches, a dict of tensors with "mask", (batch_size, num_patches);
-    - predict_hidden(images, hidden, training): the prediction for all patches, float32 (batch, num_patches, ...);
-    - prediction_loss(images, outputs): the loss for the outputs of `call`, a float32 scalar;
-    - predicted_pixels(images, outputs): predicted patches in [0, 255], flattened as by `Encoder.cut`, as NumPy.
+    - draw(batch_size, seed) selects random masked patches and returns a dict of tensors. Its "mask", (batch_size,
+      num_patches), is True for masked patches. The dict is the argument `hidden` of `predict_hidden`.
+    - predict_hidden(images, hidden, training) returns the prediction for all patches, (batch, num_patches, ...).
+    - prediction_loss(images, outputs) returns the loss for the outputs of `call`, a float32 scalar.
+    - predicted_pixels(images, outputs) returns the predicted patches in [0, 255] as a NumPy array of the shape that
+      `Encoder.cut` returns.
     """
 
     has_own_loss = True
 
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
         encoder = Encoder(arguments.model(backbone, "backbone"))
-        # Images must reach the `normalization` layer without a cast, as in the backbone.
+        # Do not cast images, because the backbone's `normalization` layer gets uncast images too.
         super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
-        # Keras tracks this model instead of the backbone, so that the head is not trained or decayed.
+        # Track the encoder instead of the backbone, so that the optimizer does not change the backbone's head.
         self.encoder_model = encoder.model
         self.mask_ratio = arguments.fraction("mask_ratio", mask_ratio)
         self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
@@ -123,7 +129,7 @@ class MaskedImageModel(TrainingWrapper):
         return [(self, "predict_hidden")]
 
     def add_linear_head(self, units, name):
-        """Adds a mask token and a linear head for the encoder's width."""
+        """Adds a mask token, and a linear head that maps encoded patches to `units` outputs."""
         width = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())
         self.head = dense(units, dtype="float32", name=name)
@@ -131,7 +137,7 @@ class MaskedImageModel(TrainingWrapper):
         self.built = True
 
     def masked_pixels(self, patches, outputs):
-        """Returns patches in [0, 255] as NumPy, in which masked patches are grey."""
+        """Returns a copy of patches in [0, 255], a NumPy array, in which masked patches are grey."""
         return np.where(outputs["mask"][..., None], 127.5, patches)
 
     def call(self, images, training=None, hidden=None):
@@ -146,13 +152,19 @@ class MaskedImageModel(TrainingWrapper):
         # With a TensorFlow strategy, Keras divides losses by the number of replicas and sums the gradients.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        # self.losses contains the losses of weight regularizers.
+        # Add the losses of the weight regularizers.
         return sum(self.losses, self.prediction_loss(x, y_pred)) / replicas
 
     def reconstruct(self, images, seed: int = 0) -> Reconstruction:
-        """Masks patches of images, preprocessed as for training, and predicts them; the masks depend only on the seed.
+        """Masks random patches of images and predicts these patches.
 
-        Returns three versions of the images: original, with masked patches, and with predictions in the masked patches.
+        Args:
+            images: A batch of images, preprocessed as for training.
+            seed: Int, the random seed of the masks. The same seed gives the same masks.
+
+        Returns:
+            A `Reconstruction` of three arrays: the original images, the images with masked patches, and the images with
+            the model's predictions in the masked patches.
         """
         images = ops.convert_to_tensor(images)
         hidden = self.draw(int(images.shape[0]), seed)
@@ -163,12 +175,12 @@ class MaskedImageModel(TrainingWrapper):
         return Reconstruction(*(self._join(np.clip(part, 0, 255)) for part in parts))
 
     def _join(self, patches):
-        """Joins flattened patches into images, as NumPy."""
+        """Joins flattened patches into images. Both are NumPy arrays."""
         (rows, columns), (ph, pw) = self.encoder.grid_size, self.encoder.patch_size
         x = patches.reshape(-1, rows, columns, ph, pw, self.encoder.channels).transpose(0, 1, 3, 2, 4, 5)
         return x.reshape(-1, rows * ph, columns * pw, self.encoder.channels).astype("float32")
 
-    # Keras does not save the state of random generators, so resumed runs would repeat their masks.
+    # Save the state of the random generator, which Keras does not save. A resumed run would otherwise repeat its masks.
     def save_own_variables(self, store):
         store["mask_token"] = ops.convert_to_numpy(self.mask_token)
         store["seed_generator"] = ops.convert_to_numpy(self.seed_generator.state).astype("int64")
@@ -180,7 +192,7 @@ class MaskedImageModel(TrainingWrapper):
 
 
 def dense(units, **options):
-    """Returns a dense layer with the same initial weights for a seed on every backend."""
+    """Returns a dense layer. The same random seed gives the same initial weights on every backend."""
     return keras.layers.Dense(units, kernel_initializer=initializers.GlorotUniform(), **options)
 
 

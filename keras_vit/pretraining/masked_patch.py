@@ -15,22 +15,27 @@ LEVELS = 2**BITS
 class MaskedPatchPrediction(MaskedImageModel):
     """Pre-trains a ViT by predicting the mean colour of corrupted patches, as in the ViT paper.
 
-    50% of the patch embeddings are corrupted before positions are added: 80% of them are replaced by a learned mask
-    embedding, 10% by the embedding of another patch, and 10% are kept. The target is each corrupted patch's mean colour
-    with 3 bits per channel, 512 classes for 3 channels; with more than 3 channels, each channel is classified into 8
-    levels. The loss is the mean cross-entropy over corrupted patches.
+    50% of the patch embeddings are corrupted before positions are added. 80% of the corrupted patches are masked
+    (replaced by a learned mask embedding), 10% are swapped (replaced by the embedding of another patch), and 10% are
+    kept unchanged. The model predicts the mean colour of each corrupted patch with 3 bits per channel, which makes 512
+    classes for 3 channels. With more than 3 channels, it classifies each channel into 8 levels. The loss is the mean
+    cross-entropy over corrupted patches.
 
-    Training and saving work as in `MAE`. Calling the model returns a dict: "prediction", float32 logits, (batch,
-    num_patches, 1, classes), or (batch, num_patches, channels, 8) above 3 channels; "mask", (batch, num_patches), True
-    for corrupted patches; "kind", of the same shape: 0 untouched, 1 masked, 2 swapped, 3 kept; "source", of the same
-    shape: the patch that replaces a swapped patch.
+    Training and saving work as in `MAE`. Calling the model returns a dict:
+
+    - "prediction": float32 logits, (batch, num_patches, 1, classes), or (batch, num_patches, channels, 8) with more
+      than 3 channels.
+    - "mask": (batch, num_patches), True for corrupted patches.
+    - "kind": (batch, num_patches), 0 for patches that are not corrupted, 1 for masked, 2 for swapped and 3 for kept.
+    - "source": (batch, num_patches), the index of the patch that replaces a swapped patch.
 
     Args:
-        backbone: As in `SimMIM`. Colours are taken from its images before normalization.
-        mask_ratio: Float in (0, 1), the fraction of corrupted patches; their number per image is rounded up or down at
-            random.
+        backbone: As in `SimMIM`. Colours are computed from the images before normalization.
+        mask_ratio: Float in (0, 1), the fraction of corrupted patches. If it is not a whole number of patches, the
+            number of each image is rounded up or down at random.
         masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.
-        swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped; the rest is kept.
+        swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped. The remaining corrupted
+            patches are kept.
         seed: Int or None, the random seed of the corruption.
 
     Raises:
@@ -42,8 +47,9 @@ class MaskedPatchPrediction(MaskedImageModel):
     >>> model.compile("adam")
     >>> history = model.fit(np.zeros((4, 32, 32, 3)), verbose=0)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The 3 bits are the upper ones of
-    the mean of 8-bit pixels. The number of corrupted patches is fixed up to rounding, as in BERT (arXiv 1810.04805).
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendix B.1.2. The 3 bits are the highest bits of
+    the mean of 8-bit pixels. All images have the same number of corrupted patches up to rounding, as in BERT (arXiv
+    1810.04805).
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         if self.encoder.num_patches < 2:
             raise ValueError("Expected a `backbone` of at least 2 patches. Received: 1 patch")
         channels = self.encoder.channels
-        # The shape per patch is (classifications, classes).
+        # The logits of a patch have the shape (number of predicted values, number of classes).
         self.head_shape = (1, LEVELS**channels) if channels <= 3 else (channels, LEVELS)
         self.add_linear_head(self.head_shape[0] * self.head_shape[1], "colour_head")
 
@@ -87,11 +93,11 @@ class MaskedPatchPrediction(MaskedImageModel):
         return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
 
     def colours(self, images):
-        """Returns int32 classes of the mean colours, (batch, num_patches, classifications)."""
+        """Returns the classes of the mean colours, int32, of the shape of "prediction" without the last axis."""
         encoder = self.encoder
         patches = encoder.cut(encoder.normalization.raw_images(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))
-        # Sums of whole numbers are exact, so the classes do not depend on rounding errors.
+        # Round the pixels, because sums of whole numbers have no rounding errors that could change a class.
         pixels = ops.clip(ops.round(patches), 0, 255)
         mean = ops.sum(pixels, axis=2) / pixels.shape[2]
         levels = ops.cast(ops.floor(mean / (256 // LEVELS)), "int32")
@@ -115,6 +121,6 @@ class MaskedPatchPrediction(MaskedImageModel):
         if self.head_shape[0] == 1:
             shifts = LEVELS ** np.arange(self.encoder.channels - 1, -1, -1)
             levels = levels // shifts % LEVELS
-        # Use the middle of each level.
+        # Show the colour in the middle of the predicted level.
         colours = (levels + 0.5) * (256 // LEVELS)
         return np.tile(colours, (1, 1, math.prod(self.encoder.patch_size)))

@@ -1,4 +1,4 @@
-"""Random masks of patches. Seeds are ints or `keras.random.SeedGenerator`; batch sizes may be tensors."""
+"""Random masks of patches. Seeds are ints or `keras.random.SeedGenerator`s, and batch sizes are ints or tensors."""
 
 import math
 
@@ -7,12 +7,15 @@ from keras import ops
 
 from keras_vit import arguments
 
-# Kinds of patches in `corruption`.
+# The values of `kind` in `corruption`.
 UNTOUCHED, MASKED, SWAPPED, KEPT = range(4)
 
 
 def random_mask(batch_size, num_patches, num_masked, seed):
-    """Returns booleans, (batch_size, num_patches), of which `num_masked`, an int or (batch_size, 1), are True."""
+    """Returns a boolean mask, (batch_size, num_patches), in which `num_masked` random values per image are True.
+
+    `num_masked` is an int, or a tensor (batch_size, 1).
+    """
     return _ranks(batch_size, num_patches, seed) < num_masked
 
 
@@ -23,10 +26,13 @@ def _ranks(batch_size, num_patches, seed):
 
 
 def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
-    """Returns SimMIM's mask of random units of patches, (batch_size, rows * columns); units are cut at the edges."""
+    """Returns SimMIM's boolean mask of random rectangles of patches, (batch_size, rows * columns).
+
+    `unit` is (rows, columns) of patches in a rectangle. Rectangles are cut off at the right and bottom of the grid.
+    """
     unit_rows, unit_columns = (math.ceil(patches / side) for patches, side in zip(grid_size, unit, strict=True))
     num_units = unit_rows * unit_columns
-    # A product such as 0.7 * 10 may be slightly above 7 in floating point.
+    # Subtract 1e-9, because a product such as 0.7 * 10 may be slightly above 7 in floating point.
     num_masked = math.ceil(num_units * mask_ratio - 1e-9)
     mask = ops.reshape(random_mask(batch_size, num_units, num_masked, seed), (-1, unit_rows, unit_columns))
     mask = ops.repeat(ops.repeat(mask, unit[0], axis=1), unit[1], axis=2)
@@ -34,21 +40,29 @@ def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
 
 
 def shuffle(batch_size, num_patches, num_visible, seed):
-    """Shuffles patches as in MAE: returns `kept`, the visible indices, `restore`, each patch's rank, and the mask."""
+    """Puts the patches of each image in random order, and masks all but the first `num_visible`, as in MAE.
+
+    Returns the indices of the visible patches, (batch_size, num_visible), the position of each patch in the random
+    order, and the boolean mask, both (batch_size, num_patches).
+    """
     restore = _ranks(batch_size, num_patches, seed)
     return ops.argsort(restore, axis=1)[:, :num_visible], restore, restore >= num_visible
 
 
 def corruption(batch_size, num_patches, seed, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1):
-    """Draws the `kind` of corruption and the `source` of swapped patches, both (batch_size, num_patches)."""
-    # If all draws used the same int, they would be correlated.
+    """Selects patches to corrupt at random.
+
+    Returns the `kind` of each patch and the `source`, the index of the patch that replaces a swapped patch, both
+    (batch_size, num_patches).
+    """
+    # Use a different seed for each random tensor, because the same seed would make the tensors correlated.
     streams = arguments.seeds(seed, 4) if isinstance(seed, int) else [seed] * 4
     count_seed, mask_seed, kind_seed, source_seed = streams
     num_corrupted = ops.floor(num_patches * mask_ratio + keras.random.uniform((batch_size, 1), seed=count_seed))
     corrupted = random_mask(batch_size, num_patches, ops.cast(num_corrupted, "int32"), mask_seed)
     draw = keras.random.uniform((batch_size, num_patches), seed=kind_seed)
     kind = ops.where(draw < masked_share, MASKED, ops.where(draw < masked_share + swapped_share, SWAPPED, KEPT))
-    # A step of 1 to num_patches - 1 modulo num_patches never selects the patch itself.
+    # The source is 1 to num_patches - 1 steps away, modulo num_patches, so it is never the patch itself.
     step = keras.random.randint((batch_size, num_patches), 1, num_patches, dtype="int32", seed=source_seed)
     source = (ops.arange(num_patches, dtype="int32") + step) % num_patches
     return ops.where(corrupted, kind, UNTOUCHED), source

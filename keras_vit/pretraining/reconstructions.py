@@ -16,8 +16,8 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     """Plots original, masked and predicted images side by side, one row per image, and returns the figure.
 
     Args:
-        reconstruction: From `reconstruct` of a model: three arrays in [0, 255], (number, height, width, channels).
-            Shows the first three channels, or the first of two channels.
+        reconstruction: The result of a model's `reconstruct`: three arrays in [0, 255], (number, height, width,
+            channels). The first three channels are shown, or only the first channel if there are fewer than three.
         path: As in `keras_vit.inspection.plot_attention_rollout`; the same errors are raised.
 
     Raises:
@@ -45,9 +45,10 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
 
 
 class TensorBoardReconstructions(TensorBoardPictures):
-    """Writes original, masked and predicted images to TensorBoard during training, always with the same masks.
+    """Callback that writes original, masked and predicted images to TensorBoard, always with the same masks.
 
-    `log_dir`, `images` and `every` are as in `keras_vit.inspection.TensorBoardAttention`; the same errors are raised.
+    Args:
+        log_dir, images, every: As in `keras_vit.inspection.TensorBoardAttention`.
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.

@@ -11,17 +11,18 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel
 class SimMIM(MaskedImageModel):
     """Pre-trains a ViT by predicting the pixels of masked squares with a linear head.
 
-    60% of the squares are masked: a learned mask token replaces their patch embeddings before positions are added. The
-    loss is the mean absolute error of normalised pixels in masked patches. In hybrids the ResNet sees the masked
-    pixels, so some information leaks to neighbouring patches. Training, saving and calls work as in `MAE`; calls return
-    "prediction" and "mask".
+    The image is divided into squares, and 60% of the squares are masked: a learned mask token replaces the embeddings
+    of their patches before positions are added. The loss is the mean absolute error of the normalised pixels in masked
+    patches. In hybrids the ResNet processes the masked pixels, so some information leaks to neighbouring patches.
+    Training and saving work as in `MAE`. Calling the model returns a dict of "prediction" and "mask", as in `MAE`.
 
     Args:
         backbone: A ViT of this package for a fixed image size.
-        mask_ratio: Float in (0, 1), the fraction of masked squares, rounded up.
+        mask_ratio: Float in (0, 1), the fraction of masked squares. The number of masked squares is rounded up, and at
+            least one square must stay visible.
         mask_unit: Int or (height, width) of a square in pixels, a multiple of the patch size. Squares at the right and
-            bottom may be cut off; some must stay visible. None means 32 pixels, or a quarter of the image if this is
-            smaller, in whole patches.
+            bottom of the image may be cut off. None uses 32 pixels or a quarter of the image, whichever is smaller,
+            rounded down to whole patches.
         seed: Int or None, the random seed of the masks.
 
     Raises:
