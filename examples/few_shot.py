@@ -1,5 +1,4 @@
-"""Measures few-shot accuracy: a linear classifier on frozen features, fitted in closed form by regularised least
-squares.
+"""Measures the accuracy of a linear classifier on frozen features of a few images per class.
 
 Paper:    arXiv 2010.11929, section 4.1 (few-shot evaluation), figure 4.
 Command:  python examples/few_shot.py --weights ViT-B_16-224.npz --dataset flowers17 --holdout 0.5 --shots 1 5 10
@@ -49,7 +48,7 @@ def parse_arguments(argv=None):
 
 
 def main(argv=None):
-    """Extracts features once, then measures the accuracy for all shots and draws."""
+    """Extracts the features once, and measures the accuracy for each number of shots."""
     args = parse_arguments(argv)
     start = time.perf_counter()
     try:
@@ -68,7 +67,7 @@ def main(argv=None):
                 "accuracy": result["accuracy"],
                 "lowest": min(result["by_seed"].values()),
                 "highest": max(result["by_seed"].values()),
-                # With the regularisation that is best on the test images, as in the papers.
+                # This is the accuracy with the regularization that is best on the test images, as in the paper.
                 "best_strength": max(result["by_l2"].values()),
             }
             rows.append(row)

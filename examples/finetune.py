@@ -1,8 +1,8 @@
 """Fits a linear head to a pretrained Vision Transformer on a folder of images or a TFDS dataset.
 
-The backbone is frozen: features are computed once and a head is trained on them. The saved model takes raw images in
-[0, 255] at --image-size. To train all weights, see `keras-vit train --recipe finetune_flowers17 --data flowers17`; for
-LoRA, the recipe `lora_flowers17`.
+The backbone is frozen, so its features are computed only once, and a head is trained on them. The saved model takes raw
+images in [0, 255] of the size --image-size. To train all weights, run
+`keras-vit train --recipe finetune_flowers17 --data flowers17`. To train with LoRA, use the recipe `lora_flowers17`.
 
 Paper:    arXiv 2010.11929, section 4.1 (linear evaluation), section 3.2 (higher resolution).
 Command:  python examples/finetune.py --weights ViT-B_16-224.npz --dataset flowers17 --holdout 0.5
@@ -64,7 +64,7 @@ def fit_head(model, train, test, args):
     """Trains the head on the backbone's features; returns the history."""
     backbone = keras.Model(model.input, model.get_layer("head").input)
     train, test = features_of(backbone, train), features_of(backbone, test)
-    # Standardised features need no learning rate tuning; mean and std are folded into the head afterwards.
+    # Standardise the features, so that one learning rate suits all models. The head includes the mean and std at the end.
     mean, std = train[0].mean(axis=0), train[0].std(axis=0) + 1e-6
     head = keras.Sequential(
         [keras.Input(mean.shape), keras.layers.Dense(model.output.shape[-1], kernel_initializer="zeros")]
@@ -76,7 +76,7 @@ def fit_head(model, train, test, args):
         train[1],
         args.batch_size,
         epochs=args.epochs,
-        # Only monitored: the last epoch is saved, whatever its test accuracy.
+        # The test images are only monitored. The weights of the last epoch are saved, whatever its test accuracy.
         validation_data=((test[0] - mean) / std, test[1]),
         verbose=2,
     )
@@ -87,13 +87,13 @@ def fit_head(model, train, test, args):
 
 
 def compile_model(model, optimizer):
-    """Compiles for integer labels and logits."""
+    """Compiles a model for integer labels and logits."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
 
 
 def main(argv=None):
-    """Trains, saves, reloads and tests."""
+    """Trains a head, saves the model, reloads it and tests it."""
     args = parse_arguments(argv)
     keras.utils.set_random_seed(args.seed)
     try:
@@ -124,7 +124,7 @@ def main(argv=None):
 
     reloaded = keras.models.load_model(args.out / "model.keras")
     _, accuracy_reloaded = reloaded.evaluate(test)
-    # Rounding depends on the batch, so a borderline image may change its class.
+    # Rounding depends on the batch, so the class of an image with two nearly equal outputs may change.
     if abs(accuracy_reloaded - accuracy) > 1.5 / test.num_images:
         raise SystemExit(f"The saved model has test accuracy {accuracy_reloaded:.4f}, the fitted one {accuracy:.4f}.")
     pictures, truths = next(iter(test.unbatch().shuffle(1000, seed=args.seed).batch(24)))

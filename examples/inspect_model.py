@@ -1,8 +1,8 @@
 """Shows what a Vision Transformer has learned, as in figures 6 and 7 of the paper.
 
-By default, trains a small model on scikit-learn's 1,797 handwritten digits, resized to 32 x 32; use --weights and
---images for a checkpoint and image files. Writes `filters.png`, `positions.png`, `distance.png`, `rollout.png` and
-`report.html`.
+By default, the script trains a small model on scikit-learn's 1,797 handwritten digits, resized to 32 x 32. Use
+--weights and --images to inspect another model and other images. The script writes `filters.png`, `positions.png`,
+`distance.png`, `rollout.png` and `report.html`.
 
 Paper:    arXiv 2010.11929, section 4.5, figures 6 and 7, appendices D.7 and D.8.
 Command:  python examples/inspect_model.py
@@ -55,7 +55,7 @@ def parse_arguments(argv=None):
 
 
 def train(args):
-    """Trains a small ViT on digits; returns it and the paths of four held-out digits."""
+    """Trains a small ViT on digits; returns the model and the paths of four images that were not used for training."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,7 +1,8 @@
 """Pre-trains a small Vision Transformer on images without labels, and plots its predictions for masked patches.
 
-The images are scikit-learn's 1,797 handwritten digits, resized to 32 x 32, or --dataset. Writes `reconstructions.png`
-and `backbone.npz`, which `keras_vit.ViT(..., weights=...)` and `keras_vit.load_weights` read.
+The images come from --dataset, by default scikit-learn's 1,797 handwritten digits, resized to 32 x 32. The script
+writes `reconstructions.png`, and `backbone.npz`, which `keras_vit.ViT(..., weights=...)` and `keras_vit.load_weights`
+read.
 
 Papers:   arXiv 2010.11929, appendix B.1.2 (masked_patch); 2111.09886 (simmim); 2111.06377 (mae).
 Command:  python examples/pretrain.py --method mae
@@ -56,7 +57,7 @@ def parse_arguments(argv=None):
 
 
 def load_images(args):
-    """Returns training data in [0, 255], its first images as an array, and the steps per epoch."""
+    """Returns the training images in [0, 255], the first images as an array, and the number of steps per epoch."""
     size = args.image_size
     if args.dataset == "digits":
         from sklearn.datasets import load_digits
@@ -89,7 +90,7 @@ def build_backbone(args, channels):
 
 
 def main(argv=None):
-    """Pre-trains, saves and plots."""
+    """Pre-trains a model, saves its backbone and plots its predictions."""
     args = parse_arguments(argv)
     keras.utils.set_random_seed(args.seed)
     data, examples, steps = load_images(args)
@@ -104,7 +105,7 @@ def main(argv=None):
     model.compile(AdamW(WarmupDecay(args.learning_rate, total_steps=steps, warmup_steps=steps // 10)))
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = TensorBoardReconstructions(args.out / "logs", examples, every=5)
-    # Datasets are already shuffled and batched.
+    # Arrays need a batch size. Datasets are already shuffled and batched.
     fit_options = {"batch_size": args.batch_size} if isinstance(data, np.ndarray) else {"shuffle": False}
     history = model.fit(data, epochs=args.epochs, callbacks=[pictures] if args.tensorboard else [], **fit_options)
     keras_vit.save_weights(model.backbone, args.out / "backbone.npz")

@@ -1,7 +1,7 @@
 """Trains a small Vision Transformer from scratch on scikit-learn's 1,797 handwritten digits.
 
 Images of 8 x 8 pixels are resized to 16 x 16 and split into 16 patches. The model has 4 blocks of width 96 and 303,658
-parameters. 20% of the images are for testing, 10% for validation.
+parameters. 20% of the images are used for testing and 10% for validation.
 
 Paper:    arXiv 2010.11929, section 3.1 (the model); appendix B.1 (warmup and cosine decay, weight decay).
 Command:  python examples/train.py
@@ -54,7 +54,7 @@ def parse_arguments(argv=None):
 
 
 def load_images(seed):
-    """Returns stratified splits, {"train", "validation", "test"} to (images in [0, 255], labels)."""
+    """Returns a dict of stratified splits, "train", "validation" and "test", each (images in [0, 255], labels)."""
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype("uint8")[..., None]
     rest, test, rest_labels, test_labels = train_test_split(
@@ -71,12 +71,12 @@ def load_images(seed):
 
 
 def enlarge(image, label):
-    """Doubles height and width, bilinearly."""
+    """Doubles the height and width of an image by bilinear interpolation."""
     return tf.image.resize(image, (IMAGE_SIZE, IMAGE_SIZE)), label
 
 
 def one_hot(images, labels):
-    """Converts labels to one-hot, for label smoothing."""
+    """Converts integer labels to one-hot labels, which label smoothing needs."""
     return images, tf.one_hot(labels, len(CLASS_NAMES))
 
 
@@ -115,7 +115,7 @@ def build_model():
 
 
 def main(argv=None):
-    """Trains, saves, reloads and tests."""
+    """Trains a model, saves it, reloads it and tests it."""
     args = parse_arguments(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(args.seed)
@@ -124,7 +124,7 @@ def main(argv=None):
         name: tf.data.Dataset.from_tensor_slices(arrays).map(enlarge).cache()
         for name, arrays in load_images(args.seed).items()
     }
-    # The shuffle buffer holds the whole training set.
+    # The shuffle buffer is larger than the training set, so that all images are shuffled.
     train = splits["train"].shuffle(2000).batch(args.batch_size).map(one_hot).map(make_augment())
     train = train.prefetch(tf.data.AUTOTUNE)
     validation, test = (splits[name].batch(256).map(one_hot) for name in ("validation", "test"))
@@ -145,7 +145,7 @@ def main(argv=None):
     model.save(args.out / "model.keras")
     reloaded = keras.models.load_model(args.out / "model.keras")
     _, accuracy_reloaded = reloaded.evaluate(test)
-    # Rounding may differ on an accelerator, so a borderline image may change its class.
+    # Rounding may differ on an accelerator, so the class of an image with two nearly equal outputs may change.
     if abs(accuracy_reloaded - accuracy) > 1.5 / len(splits["test"]):
         raise SystemExit(f"The saved model has test accuracy {accuracy_reloaded:.4f}, the trained one {accuracy:.4f}.")
 

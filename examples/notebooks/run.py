@@ -1,6 +1,6 @@
-"""Executes the notebooks of this folder, whose sources are the .py files, and stores them with their outputs.
+"""Executes the notebooks of this folder, and stores them with their outputs. The .py files are the notebooks' sources.
 
-The environment variable KERAS_BACKEND selects the backend. samples.py prepares the data of the notebooks; it describes
+The environment variable KERAS_BACKEND chooses the backend. samples.py prepares the data of the notebooks, and describes
 the environment variables KERAS_VIT_SAMPLES and KERAS_VIT_QUICK.
 
 Command:  python examples/notebooks/run.py [NAME ...] [--check]
@@ -23,24 +23,24 @@ from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent
 SAMPLES = FOLDER / "samples.py"
-# Small pictures, as options of the kernel.
+# Options of the kernel that make the pictures in the notebooks small.
 PICTURES = [
     "--InlineBackend.figure_formats={'jpeg'}",
     "--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'dpi': 64, 'pil_kwargs': {'quality': 75}}",
 ]
-# What TensorFlow's C++ code logs before it can be told not to.
+# Log lines of TensorFlow's C++ code, which appear before logging can be switched off.
 NATIVE_LOGS = re.compile(
     r"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:|To enable the following).*\n?", re.MULTILINE
 )
 
 
 def sources(folder=FOLDER):
-    """Returns the paths of the notebooks' sources by name."""
+    """Returns {name: path} of the notebooks' sources."""
     return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem not in ("run", "samples")}
 
 
 def read(path):
-    """Reads a source as a notebook without outputs; the same text always gives the same notebook."""
+    """Converts a source file to a notebook without outputs. The same file always gives the same notebook."""
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for i, cell in enumerate(notebook.cells):
@@ -49,11 +49,11 @@ def read(path):
 
 
 def execute(path):
-    """Returns a source's notebook with its outputs; raises if a cell fails or warns."""
+    """Returns the notebook of a source file with its outputs; raises an error if a cell fails or warns."""
     notebook = read(path)
     options = {"record_timing": False, "coalesce_streams": True, "extra_arguments": ["--log-level=ERROR", *PICTURES]}
     client = NotebookClient(notebook, timeout=None, kernel_name="python3", **options)
-    # What it writes is not kept.
+    # Run the notebook in a temporary folder, so that the files that it writes are deleted.
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(SAMPLES, folder)
         client.execute(cwd=folder)
@@ -69,8 +69,8 @@ def execute(path):
 
 
 def store(notebook, path):
-    """Writes a notebook to its final path once it is complete."""
-    # Imports Keras, which only executing needs anyway.
+    """Writes a notebook, and replaces `path` only when the new file is complete."""
+    # Import this late, because it imports Keras, which `--help` does not need.
     from keras_vit.files import replacing
 
     with replacing(path) as draft:
@@ -92,7 +92,7 @@ def main(argv=None):
     """Executes the notebooks one after the other."""
     args = parse_arguments(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The kernels start in another folder.
+    # Make the paths absolute, because the kernels start in another folder.
     for name in ("KERAS_VIT_SAMPLES", "PYTHONPATH"):
         if os.environ.get(name):
             os.environ[name] = os.pathsep.join(map(os.path.abspath, os.environ[name].split(os.pathsep)))

@@ -1,8 +1,8 @@
 """Sample pictures and weights for the notebooks of this folder.
 
 The files are searched in the inputs of a Kaggle notebook, then in the folder that the environment variable
-KERAS_VIT_SAMPLES names. Without the files, scikit-learn's handwritten digits and a small ViT take their place. With
-KERAS_VIT_QUICK=1, only a few digits do.
+KERAS_VIT_SAMPLES names. If the files are not found, the notebooks use scikit-learn's handwritten digits and a small ViT
+instead. With KERAS_VIT_QUICK=1, the notebooks use only a few digits.
 """
 
 import itertools
@@ -20,19 +20,22 @@ QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 DIGITS = [f"digit_{digit}" for digit in range(10)]
 SMALL = {"image_size": 64, "patch_size": 16, "hidden_dim": 48, "num_layers": 12, "num_heads": 4, "mlp_dim": 96}
-# The small ViT learns from the digits after these, so that the notebooks show images that are new to it.
+# The number of digits that the notebooks show. The small ViT is trained on later digits, so that these are new to it.
 NUM_SHOWN = 160 if QUICK else 1000
 
 
 def find(name):
-    """Returns the path of a sample file or folder, or None if there is none."""
+    """Returns the path of a sample file or folder, or None if it does not exist."""
     folders = [*Path("/kaggle/input").glob("*"), Path(os.environ.get("KERAS_VIT_SAMPLES", "samples"))]
     paths = [folder / part / name for folder in folders for part in ("", "weights")]
     return next((path for path in paths if path.exists() and not QUICK), None)
 
 
 def digits(side):
-    """Returns scikit-learn's 1,797 digits as RGB images of 0..255 with `side` pixels, a multiple of 8, and labels."""
+    """Returns scikit-learn's 1,797 digits as RGB images in [0, 255] of `side` x `side` pixels, and their labels.
+
+    `side` must be a multiple of 8.
+    """
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -52,7 +55,7 @@ def image_folder():
 
 
 def weights():
-    """Returns the path of Google's ViT-B/16, or of a small ViT that learns digits first."""
+    """Returns the path of Google's ViT-B/16. If it is not found, trains a small ViT on digits and returns its path."""
     path = find("ViT-B_16-224.npz")
     if path is None:
         path = Path("small_vit.npz")
@@ -66,7 +69,7 @@ def weights():
 
 
 def photos():
-    """Returns the paths of 32 images, and their class names: cats and daisies of ImageNet's classes, or digits."""
+    """Returns the paths of 32 images and their class names. The images show cats and daisies, or digits."""
     cats, flowers = find("coco_cats.png"), find("flowers17")
     if cats is None or flowers is None:
         paths = sorted(image_folder().glob("*/*"), key=lambda path: path.name)[:32]
@@ -94,7 +97,7 @@ def competition():
 
 
 def cifar10():
-    """Returns the arrays train_images, train_labels, test_images and test_labels by name, and the class names.
+    """Returns a dict of the arrays train_images, train_labels, test_images and test_labels, and the class names.
 
     The arrays come from the file `cifar10.npz`. Without the file, they contain digits.
     """
@@ -104,14 +107,14 @@ def cifar10():
     images, labels, test = images[:1297], labels[:1297], {"test_images": images[1297:], "test_labels": labels[1297:]}
     if QUICK:
         return {"train_images": images[:256], "train_labels": labels[:256], **test}, DIGITS
-    # Shifted digits are further pictures.
+    # Add shifted copies of the digits as further training images.
     shifts = list(itertools.product((0, -4, 4), repeat=2))
     images = np.concatenate([np.roll(images, shift, axis=(1, 2)) for shift in shifts])
     return {"train_images": images, "train_labels": np.tile(labels, len(shifts)), **test}, DIGITS
 
 
 def show(images, titles, columns=8):
-    """Plots images, arrays of 0..255 or paths of files, with a title each."""
+    """Plots images with titles. The images are arrays in [0, 255] or paths of files."""
     rows = -(-len(images) // columns)
     panels = plt.subplots(rows, columns, figsize=(10, 1.55 * rows), layout="constrained", squeeze=False)[1]
     for axes in panels.flat:

@@ -1,4 +1,4 @@
-"""A griffe extension: gives docstrings as this package writes them the form that the API pages can show."""
+"""A griffe extension that converts this package's docstrings to Markdown for the API pages."""
 
 import dataclasses
 import importlib
@@ -10,25 +10,29 @@ import griffe
 import keras_vit
 from keras_vit.models import builders
 
-# Titles that griffe does not know as sections; it shows this span for those that it knows.
+# The HTML that griffe writes for the section titles that it supports. `TITLES` matches all other titles.
 TITLE = '<span class="doc-section-title">{}:</span>'
 TITLES = re.compile(
     r"(?:^|(?<=\. ))(Example|Reference|Input and output shape|Input shape|Output shape|Attributes(?=: )):(?=\s|$)",
     re.MULTILINE,
 )
-# "mean, std: ...": griffe takes what comes after a plain space for a type.
+# Matches several arguments in one line, such as "mean, std: ...". griffe would take the text after a space for a type.
 SEVERAL = re.compile(r"^    \w+(?:, \w+)+:", re.MULTILINE)
 EN_SPACE = "\u2002"
-# Its fields are longer than all else, and `model.preprocessing` shows them.
+# Matches the `Preprocessing` in the docstring of a builder. Its many fields are left out in the API pages.
 PREPROCESSING = re.compile(r"Preprocessing\((?:[^()]|\([^()]*\))*\)")
 DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
-# A name in backticks, on a line that is not code.
+# Matches a name in backticks.
 NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?![`\]])")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
 def rewritten(text, room, own=()):
-    """Returns the Markdown of a docstring in a room; the names in `own` are the object's and its arguments'."""
+    """Returns a docstring as Markdown.
+
+    `room` is the path of the public module that contains the object. `own` are the names of the object and of its
+    arguments, which are not linked.
+    """
     text = text.replace("\nCall arguments:\n", "\nOther Parameters: Call arguments:\n")
     text = text.replace("\nExample:\n>>> ", "\nExample:\n\n>>> ")
     text = SEVERAL.sub(lambda found: "    " + found[0].strip().replace(", ", f",{EN_SPACE}"), text)
@@ -38,7 +42,7 @@ def rewritten(text, room, own=()):
 
 
 def linked(text, room, own):
-    """Returns the text with public names in backticks linked to their entries."""
+    """Returns the text with links from public names in backticks to their entries in the API pages."""
 
     def link(found):
         path = public_path(found[1], room)
@@ -48,8 +52,8 @@ def linked(text, room, own):
 
 
 def public_path(name, room):
-    """Returns the path of a public object by its name, as docstrings of a room write it, or None."""
-    # A name that starts with "keras_vit." is complete.
+    """Returns the path of a public object, given its name in a docstring of the module `room`, or None."""
+    # A name that starts with "keras_vit." is the complete path. Other names may be relative to the module.
     places = ("keras_vit",) if name.startswith("keras_vit.") else (room, "keras_vit")
     name = name.removeprefix("keras_vit.")
     module, _, last = name.rpartition(".")
@@ -62,7 +66,7 @@ def public_path(name, room):
 
 
 def exported(path):
-    """Returns {name: object} of a room's `__all__`; empty for other modules."""
+    """Returns {name: object} for the names in a module's `__all__`, or an empty dict if it has no `__all__`."""
     module = keras_vit
     for part in path.split(".")[1:]:
         module = getattr(module, part, None)
@@ -70,7 +74,7 @@ def exported(path):
 
 
 def own_names(obj):
-    """Returns the names of an object, of the class that it is in, and of the arguments of both."""
+    """Returns the names of an object and its arguments, and of its class and the arguments of the class."""
     names = set()
     for each in (obj, obj.parent):
         if each is not None and (each.is_function or each.is_class):
@@ -79,28 +83,28 @@ def own_names(obj):
 
 
 def show_defaults(obj):
-    """Gives the fields of a dataclass the defaults that they have at run time, in place of the calls that make them."""
+    """Replaces the code of a dataclass's default values by the values that they have at run time."""
     for field in dataclasses.fields(getattr(importlib.import_module(obj.module.path), obj.name)):
         if field.name in obj.members and field.default_factory is dataclasses.MISSING:
             obj.members[field.name].value = None if field.default is dataclasses.MISSING else shown(field.default)
 
 
 def shown(value):
-    """Returns the code of a default."""
+    """Returns the Python code of a default value."""
     own = dataclasses.is_dataclass(value) and value == type(value)()
     return f"{type(value).__name__}()" if own else repr(value)
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites all docstrings, and gives the named builders, which a table makes, those that they have at run time."""
+    """Converts all docstrings, and adds the docstrings and arguments that named builders get at run time."""
 
     def on_module_members(self, *, mod, **kwargs):
-        """Tells griffe the names of the builders, which are computed."""
+        """Gives griffe the names of the builders, which are computed at run time."""
         if mod.path == builders.__name__:
             mod.exports = list(builders.__all__)
 
     def on_package(self, *, pkg, **kwargs):
-        """Goes through a package once it is loaded."""
+        """Converts all objects of a package after griffe has loaded it."""
 
         def walk(obj):
             if obj.is_alias:

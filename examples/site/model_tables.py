@@ -9,11 +9,11 @@ from markdown_table import markdown_table
 import keras_vit
 from keras_vit.models import builders
 
-# A hyphen at which no line ends.
+# A hyphen that does not break a line.
 NO_BREAK = "&#8209;"
 FAMILY_BUILDERS = ("ViT", "BiT", "CoAtNet", "EfficientNet", "VTResNet")
 COLUMNS = ["Builder", "Variant", "Image size", "Parameters (M)", "`weights=` (ImageNet top-1, %)"]
-# Families by the start of their builders' names.
+# {family: regular expression for the start of its builders' names}.
 FAMILIES = {
     "ViT": r"ViT",
     "Hybrids": r"R\d*ViT",
@@ -33,13 +33,13 @@ FAMILIES = {
 
 
 def names_of(family):
-    """Returns the names of a family's builders, in the order of the table that makes them."""
+    """Returns the names of a family's builders, in the order of `builders.__all__`."""
     return [name for name in builders.__all__ if re.match(FAMILIES[family], name)]
 
 
 @functools.cache
 def model_of(name):
-    """Returns a builder's model; only shapes are made, no weights."""
+    """Returns a builder's model without values for its weights."""
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(builders, name)()
     keras.utils.clear_session(free_memory=False)
@@ -47,7 +47,7 @@ def model_of(name):
 
 
 def builder_row(name, link):
-    """Returns a builder's variant, default image size, parameters and published checkpoints."""
+    """Returns the row of a builder: its link, variant, default image size, parameters and published checkpoints."""
     model = model_of(name)
     variant = re.search(r"\(\"([^\"]+)\"", getattr(builders, name).__doc__)[1]
     tags = [
@@ -59,7 +59,7 @@ def builder_row(name, link):
 
 
 def family(name):
-    """The builders of a family: variant, default image size, parameters, and published checkpoints."""
+    """Returns a table of a family's builders: variant, default image size, parameters and published checkpoints."""
     rows = [builder_row(builder, f"[`{builder}`][keras_vit.{builder}]") for builder in names_of(name)]
     columns = COLUMNS
     if not any(row[-1] for row in rows):
@@ -68,14 +68,14 @@ def family(name):
 
 
 def all_builders():
-    """The builders of all families, each with the anchor of its public name."""
+    """Returns a table of the builders of all families. Links to a builder lead to its row."""
     names = [name for family in FAMILIES for name in names_of(family)]
-    # A Markdown anchor, to which references to the builder lead.
+    # Add an anchor to each row, as the target of links to the builder.
     return markdown_table(COLUMNS, [builder_row(name, f"[](){{#keras_vit.{name}}}`{name}`") for name in names])
 
 
 def checkpoints():
-    """All published checkpoints."""
+    """Returns a table of all published checkpoints."""
     rows = [
         [
             f"[`{row.architecture}`][keras_vit.{row.architecture}]",

@@ -1,4 +1,4 @@
-"""Pages of the site from the stored notebooks, and their links to Colab and Kaggle."""
+"""Converts the stored notebooks to pages of the site, with links to Colab and Kaggle."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 PICTURES = {"image/png": "png", "image/jpeg": "jpg"}
-# The code of a notebook has longer lines than the guides.
+# Hide the side bars on pages of notebooks, because their code has long lines.
 WIDE = "---\nhide:\n  - navigation\n  - toc\n---\n\n"
 SERVICES = {
     "Colab": "https://colab.research.google.com/github/{repository}/blob/main/examples/notebooks/{name}.ipynb",
@@ -26,7 +26,7 @@ def titles():
 
 
 def service_links(name, repo_url):
-    """Returns links that open a notebook in Colab and Kaggle; none without the address of a GitHub repository."""
+    """Returns links that open a notebook in Colab and Kaggle, or "" if `repo_url` is not a GitHub repository."""
     address = urlsplit(repo_url or "")
     if address.netloc != "github.com":
         return ""
@@ -36,7 +36,7 @@ def service_links(name, repo_url):
 
 
 def page(name, repo_url=""):
-    """Returns the Markdown of a notebook, and {path: bytes} of its pictures."""
+    """Returns a notebook as Markdown, and {path: bytes} of its pictures."""
     parts, pictures = [WIDE], {}
     for cell in json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])

@@ -1,4 +1,4 @@
-"""MkDocs' hook: the API pages from each module's `__all__`, the notebooks, the tables, and the benchmarks' pictures."""
+"""A hook for MkDocs that adds the API pages, the notebooks, the tables and the pictures of the benchmarks."""
 
 import inspect
 import re
@@ -18,16 +18,16 @@ from keras_vit.models import builders
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = {**model_tables.TABLES, **result_tables.TABLES, **readme.TABLES}
-# A line such as "<!-- family: ViT -->" in a page stands for a table.
+# Matches a line such as "<!-- family: ViT -->", which is replaced by a table.
 MARKER = re.compile(r"^( *)<!-- (\w+)(?:: (.+?))? -->$", re.MULTILINE)
 MODULES = [name for name in keras_vit.__all__ if isinstance(getattr(keras_vit, name), ModuleType)]
-# The entries that a page of the API begins with.
+# The first entries on a page of the API. All other entries follow in alphabetical order.
 FIRST = ("from_pretrained", "ViT")
 EDIT = "edit/main/examples/site/docs/"
 
 
 def on_config(config):
-    """Fills the navigation, and links pages to the repository if `repo_url` is set."""
+    """Adds the API pages and notebooks to the navigation. If `repo_url` is set, adds edit links to the pages."""
     pages = [{"keras_vit": "api/keras_vit.md"}, {"Named builders": "api/builders.md"}]
     pages += [{module: f"api/{module}.md"} for module in MODULES]
     next(entry for entry in config.nav if "API" in entry)["API"] = pages
@@ -52,7 +52,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **kwargs):
-    """Replaces the markers of tables by the tables."""
+    """Replaces the markers in a page by tables."""
 
     def table(found):
         indent, name, argument = found.groups()
@@ -64,7 +64,10 @@ def on_page_markdown(markdown, page, **kwargs):
 
 
 def api_pages():
-    """Returns {path: Markdown} of the API: each public object once, and links from other modules that have it."""
+    """Returns {path: Markdown} of the API pages.
+
+    Each public object is on one page. If another module has the same object, its page has a link.
+    """
     homes = {id(getattr(builders, name)): f"keras_vit.{name}" for name in builders.__all__}
     pages = {"api/keras_vit.md": module_page("keras_vit", keras_vit, homes), "api/builders.md": builders_page()}
     for name in MODULES:
@@ -73,7 +76,10 @@ def api_pages():
 
 
 def module_page(path, module, homes):
-    """Returns the page of a module; `homes` has the path of each object that a page has, by its identity."""
+    """Returns the API page of a module, and adds its objects to `homes`.
+
+    `homes` is {id of an object: path of the object's entry} for the pages that were made before.
+    """
     entries, elsewhere = [], []
     for name in sorted(module.__all__, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
         found = getattr(module, name)
@@ -93,7 +99,7 @@ def module_page(path, module, homes):
 
 
 def builders_page():
-    """Returns the page of the builders of single sizes, with a table of all families."""
+    """Returns the page with a table of the builders of single sizes, such as `ViTB16`."""
     return "\n".join(
         [
             "# Named builders\n",

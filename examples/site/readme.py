@@ -1,10 +1,10 @@
-"""Sections of README.md for the site's front page."""
+"""Copies sections of README.md to the site's front page."""
 
 import re
 from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
-# {link in README: link in the site}.
+# {start of a link in README: start of the same link on the site}.
 LINKS = {
     "examples/site/docs/": "",
     "examples/images/": "images/",
@@ -14,7 +14,7 @@ LINKS = {
 
 
 def readme(title=None):
-    """Returns a section of README without its heading; without a title, the opening."""
+    """Returns the section of README with a title, without its heading. None returns the text below the main title."""
     title = "keras_vit" if title is None else title
     text = README.read_text(encoding="utf-8")
     section = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]

@@ -1,4 +1,4 @@
-"""Tables of what was measured, from benchmarks/results and the recipes."""
+"""Makes tables of measurements for the pages of the site, from benchmarks/results and the recipes."""
 
 import ast
 import importlib.util
@@ -18,20 +18,20 @@ from keras_vit.training import RECIPES
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-# How the files of throughput end.
+# The suffixes of the throughput files, and the names of the backends.
 NOT_MEASURED = "not measured"
 TASKS = {"forward": "forward", "train": "training step"}
 
 
 def result(name):
-    """Returns the content of a file of results, or None if there is none."""
+    """Returns the content of a file in benchmarks/results, or None if it does not exist."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def benchmark(name):
-    """Imports a benchmark for the tables that it has."""
-    # Benchmarks import each other by their names.
+    """Imports the script of a benchmark and returns the module."""
+    # Add the folder to the path, because the scripts import each other.
     if str(BENCHMARKS) not in sys.path:
         sys.path.append(str(BENCHMARKS))
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
@@ -41,11 +41,11 @@ def benchmark(name):
 
 
 def recipes():
-    """The recipes: the source's number, ours, what it cost, and the command."""
+    """Returns a table of the recipes: published accuracy, our accuracy, command, cost and source."""
     rows = []
     for recipe in RECIPES.values():
         found = result(f"train_{recipe.name}")
-        # The recipes of this project state what it measured.
+        # If the recipe is from this project, `expected` is our own measurement, not a published result.
         published = not recipe.source.startswith("keras_vit") and not recipe.expected.startswith(NOT_MEASURED)
         ours = f"test accuracy {found['test']['accuracy']:.4f}" if found else NOT_MEASURED
         rows.append(
@@ -62,7 +62,7 @@ def recipes():
 
 
 def examples():
-    """The scripts in examples: what their first lines say of paper, command, hardware and result."""
+    """Returns a table of the scripts in examples: paper, command, hardware and result, from their docstrings."""
     rows = []
     for path in sorted((BENCHMARKS.parent / "examples").glob("*.py")):
         lines = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).split("\n\n")[-1]
@@ -73,12 +73,12 @@ def examples():
 
 
 def linked(text):
-    """Returns text with the numbers of arXiv as links."""
+    """Returns a text in which arXiv numbers are links."""
     return re.sub(r"((?:arXiv )?(\d{4}\.\d{5}))", r"[\1](https://arxiv.org/abs/\2)", text)
 
 
 def parameters():
-    """The parameter counts that the papers state."""
+    """Returns a table that compares our parameter counts with the papers."""
     rows = [
         [f"ViT-{variant}", millions, f"{model_of('ViT' + variant.replace('/', '')).count_params() / 1e6:.1f}"]
         for variant, millions in PAPER.items()
@@ -87,7 +87,7 @@ def parameters():
 
 
 def vt_resnet():
-    """Parameters and multiply-adds of VT-ResNets beside both of the paper's tables."""
+    """Returns a table that compares parameters and multiply-adds of VT-ResNets with two tables of the paper."""
     paper = benchmark("vt_resnet_table")
     rows = []
     for variant, own in result("vt_resnet").items():
@@ -102,7 +102,7 @@ def vt_resnet():
 
 
 def pretraining():
-    """Accuracy with 1,000 labels after pre-training without labels."""
+    """Returns a table of the accuracy with 1,000 labels after pre-training without labels."""
     found = result("pretraining_labels")
     epochs = found["settings"]["pretrain_epochs"]
     long = found["settings"]["scratch_factor"]
@@ -121,23 +121,23 @@ def pretraining():
 
 
 def processor_of(found):
-    """Returns the processor that results were measured on, with its family and model."""
+    """Returns the name of the processor on which a result was measured, with its family and model."""
     return found["processor"].removeprefix("model name ")
 
 
 def minutes(runs):
-    """Returns the mean minutes of runs."""
+    """Returns the mean duration of runs in minutes, as text."""
     return f"{statistics.mean(run['seconds'] for run in runs) / 60:.0f}"
 
 
 def spread(values):
-    """Returns the mean and, of several values, the standard deviation."""
+    """Returns the mean as text. If there are several values, the text also gives the standard deviation."""
     mean = f"{statistics.mean(values):.4f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
 def distillation():
-    """Accuracy of a student with and without a teacher."""
+    """Returns a table of the accuracy of a student with and without a teacher."""
     found = result("distillation")
     rows = []
     for kind in ("without", "with"):
@@ -149,7 +149,7 @@ def distillation():
 
 
 def semi_supervised():
-    """Accuracy with 1,000 labels by Noisy Student and Meta Pseudo Labels, and its compute."""
+    """Returns a table of accuracy with 1,000 labels, and of compute, for Noisy Student and Meta Pseudo Labels."""
     found = result("semi_supervised")
     titles = {
         "supervised": "labelled images alone",
@@ -169,12 +169,12 @@ def semi_supervised():
 
 
 def core_hours(found):
-    """Returns the core hours of the runs of a study."""
+    """Returns the core hours that all runs of a study took."""
     return sum(row["seconds"] for row in found["runs"].values()) / 3600
 
 
 def studies():
-    """What each study took, and all together."""
+    """Returns a table of the compute of each study, and of all studies together."""
     rows = []
     for path in sorted(RESULTS.glob("study_*.json")):
         found = result(path.stem)
@@ -201,7 +201,7 @@ def study(name, score, columns=None):
             [[case, spread(scores), len(scores)] for case, scores in by_case.items()],
         )
     else:
-        # dict.fromkeys keeps the order of the cases.
+        # Remove duplicates but keep the order of the cases.
         words = [case.rsplit(" ", 1) for case in by_case]
         rows, names = (list(dict.fromkeys(part)) for part in zip(*words, strict=True))
         table = markdown_table(
@@ -212,7 +212,7 @@ def study(name, score, columns=None):
 
 
 def families():
-    """Small models of each family, trained alike on CIFAR-10."""
+    """Returns a table of small models of each family, trained with the same settings on CIFAR-10."""
     found = result("families")
     rows = [
         [
@@ -230,7 +230,7 @@ def families():
 
 
 def two_moons():
-    """Accuracy on two moons by method."""
+    """Returns a table of the accuracy of each method on the two moons data."""
     titles = {
         "pseudo_labels": "a student of the pseudo-labels of a teacher of the labelled points",
         "meta": "Meta Pseudo Labels",
@@ -247,7 +247,7 @@ def two_moons():
 
 
 def cifar10():
-    """The curve of a small hybrid on CIFAR-10."""
+    """Returns a table of the training curve of a small hybrid on CIFAR-10."""
     found = result("cifar10")
     rows = [[row["epoch"], f"{row['loss']:.3f}", f"{row['accuracy']:.4f}"] for row in found["curve"]]
     text = f"On {found['device']}, {found['seconds']} seconds; {found['note']}."
@@ -255,13 +255,13 @@ def cifar10():
 
 
 def curves():
-    """How far the loss curves on several devices are from those of one."""
+    """Returns a table of the largest difference between the loss curves on several devices and on one device."""
     rows = {}
     for row in result("distributed_curves"):
         rows.setdefault((row["backend"], row["kind"]), []).append(row)
     cells = []
     for (backend, kind), own in rows.items():
-        # Rows of several seeds are of dropout masks that differ from device to device.
+        # Leave out rows with several seeds. In these runs, dropout masks differ between devices, so losses do too.
         alike = [row for row in own if "seeds" not in row]
         if alike:
             splits = "; ".join(row["split"] for row in alike)
@@ -270,7 +270,7 @@ def curves():
 
 
 def low_precision():
-    """Runs in low precision at a high learning rate."""
+    """Returns a table of the runs in low precision at a high learning rate that stayed finite."""
     groups = {}
     for run in result("low_precision")["runs"]:
         groups.setdefault((run["backend"], run["model"], run["policy"]), []).append(run)
@@ -282,7 +282,7 @@ def low_precision():
 
 
 def benchmarks():
-    """All benchmarks: what each measures, its command, and whether there are results."""
+    """Returns a table of all benchmarks: description, command and files of results."""
     rows = []
     for path in sorted(BENCHMARKS.glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -296,7 +296,7 @@ def benchmarks():
     return markdown_table(["Benchmark", "What it does", "Command", "Results"], rows)
 
 
-# Those that do not have the name of their benchmark.
+# {benchmark: its files of results that do not have the name of the benchmark}.
 OTHER_RESULTS = {
     "pipeline": ("pipeline_crop", "pipeline_augment"),
     "pretraining": ("pretraining_step", "pretraining_labels"),
@@ -305,37 +305,40 @@ OTHER_RESULTS = {
 
 
 def throughput_rows():
-    """Yields the rows of all backends' throughput files, with the backend."""
+    """Yields (backend, row) for each row in the throughput files of all backends."""
     for backend in BACKENDS:
         for row in (result(f"throughput_{backend}") or {"rows": []})["rows"]:
             yield backend, row
 
 
 def processors():
-    """Returns the processors of the rows of throughput, with family and model."""
+    """Returns the names of the processors on which throughput was measured."""
     names = {processor_of(row["run"]) for _, row in throughput_rows()}
     return "; ".join(sorted(names))
 
 
 def ratio(spread):
-    """Returns a median with its interval, and the coverage of the interval if it is below 95%."""
+    """Returns a median and its confidence interval as text.
+
+    If the interval covers less than 95 % probability, the text also gives the coverage.
+    """
     width = "" if spread["coverage"] >= 0.95 else f", in {spread['coverage']:.0%}"
     interval = f" ({spread['low']:.2f} to {spread['high']:.2f}{width})" if spread["coverage"] else ""
-    # On one line.
+    # Keep the text on one line.
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
-# Of the table of `peers`.
+# The model, precision, batch size, options and activation in the table of `peers`.
 _MAIN_CASE = ("B/16@224", "float32", 8, "", "gelu")
 
 
 def is_main_case(row):
-    """Returns True for the rows of the table of `peers`."""
+    """Returns True if a row of throughput belongs in the table of `peers`."""
     return tuple(row[name] for name in ("model", "dtype", "batch", "options", "activation")) == _MAIN_CASE
 
 
 def peers():
-    """B/16 at 224 beside each peer: the ratio of images a second, forward and in training."""
+    """Returns a table of our speed divided by the speed of each peer, for B/16 at 224 pixels."""
     rows = {}
     for backend, row in throughput_rows():
         if is_main_case(row):
@@ -369,7 +372,7 @@ def speeds(options):
 
 
 def loading():
-    """Memory and time of loading a checkpoint."""
+    """Returns a table of the memory and time that loading a checkpoint takes."""
     cells = []
     for backend, title in BACKENDS.items():
         found = result(f"loading_{backend}")
@@ -384,7 +387,7 @@ def loading():
 
 
 def pipeline(task):
-    """Images of an input pipeline a second of one core, beside others."""
+    """Returns a table of images per second of one core for an input pipeline, compared with other pipelines."""
     titles = {
         "keras_vit": "`keras_vit.data`",
         "resized": "`keras_vit.data` on a copy made by `resize_folder`",
@@ -393,7 +396,7 @@ def pipeline(task):
         "timm": "timm's augmentation in PyTorch's DataLoader",
         "keras_cv": "tf.data by hand, with keras_cv's layers",
     }
-    # Each sample: images a second, and a second of one core.
+    # Each sample is (images per second, images per second of one core).
     found = result(f"pipeline_{task}")
     samples = {side: [sample[1] for sample in own] for side, own in found["samples"].items()}
     gpu = found["images/s of the GPU"]
@@ -408,7 +411,7 @@ def pipeline(task):
 
 
 def growth():
-    """How memory grows with the tokens of the two largest images."""
+    """Returns a table of how memory grows with the number of tokens between the two largest images."""
     own = benchmark("growth")
     cells = []
     for backend, title in BACKENDS.items():
@@ -421,7 +424,7 @@ def growth():
 
 
 def int8():
-    """Speed and top-1 of a served ViT-B/16 beside the same runtime in float32."""
+    """Returns a table of the speed and top-1 accuracy of exported ViT-B/16, compared with float32 in each runtime."""
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]
@@ -432,7 +435,7 @@ def int8():
 
 
 def startup():
-    """Seconds and memory until a model answers."""
+    """Returns a table of the seconds and memory until a model returns its first prediction."""
     titles = {
         "import": "import Keras, its backend and keras_vit",
         "build": "build with random weights",
@@ -452,7 +455,7 @@ def startup():
 
 
 def serving():
-    """Requests per second of an exported model."""
+    """Returns a table of the requests per second of an exported model."""
     cells = []
     for backend, title in BACKENDS.items():
         found = result(f"serving_{backend}")
@@ -466,7 +469,7 @@ def serving():
 
 
 def mae_step():
-    """The step of MAE beside the supervised one."""
+    """Returns a table that compares a training step of MAE with a supervised step."""
     found = result("pretraining_step")
     wall = found["results"]["wall"]
     seconds = wall["median_seconds"]
@@ -476,12 +479,12 @@ def mae_step():
 
 
 def exports():
-    """The table of exports that its benchmark makes."""
+    """Returns the table of exports, which its benchmark formats."""
     return benchmark("export").table(RESULTS)
 
 
 def zoo():
-    """How many models of others are loaded exactly."""
+    """Returns a table of how many models of other projects are loaded exactly."""
     found = result("zoo")
     cells = []
     for kind in ("timm", "transformers"):
@@ -496,17 +499,17 @@ def zoo():
 
 
 def zoo_models():
-    """Each model of others: its outcome."""
+    """Returns a table of the result of loading each model of another project."""
     cells = []
     for row in result("zoo")["rows"]:
         what = f"{row['difference']:.0e}" if row["outcome"] == "exact" else row["message"]
-        # Names in quotes are names of files that are no longer there.
+        # Remove names in quotes, because they are names of temporary files.
         cells.append([row["kind"], f"`{row['name']}`", row["outcome"], what.replace("Cannot load 'FOLDER': ", "")])
     return markdown_table(["Package", "Model", "Outcome", "Difference, or the reason"], cells)
 
 
 def fuzz():
-    """Damaged and hostile inputs: what happened."""
+    """Returns a table of the results for damaged and malicious inputs."""
     found = result("fuzz")
     cells = []
     for section in ("archives", "files", "configs", "pictures", "requests"):
@@ -518,7 +521,7 @@ def fuzz():
 
 
 def kills():
-    """Training runs that were killed."""
+    """Returns a table of the training runs that were killed and resumed."""
     cells = []
     for backend, runs in result("fuzz")["kills"].items():
         own = [run for run in runs.values() if isinstance(run, dict)]

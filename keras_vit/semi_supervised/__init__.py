@@ -1,4 +1,4 @@
-"""Training with few labels and many unlabelled images: Noisy Student and Meta Pseudo Labels."""
+"""Trains with few labels and many unlabelled images, by Noisy Student and Meta Pseudo Labels."""
 
 from keras_vit.semi_supervised.meta_pseudo_labels import MetaPseudoLabels
 from keras_vit.semi_supervised.pseudo_labels import PseudoLabels, noisy_student, pseudo_labels

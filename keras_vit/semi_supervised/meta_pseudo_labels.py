@@ -11,11 +11,11 @@ from keras_vit.prediction.classes import output_activation
 
 
 class MetaTeacher(keras.Model):
-    """Trains the teacher of `MetaPseudoLabels` with Keras' own train step.
+    """Trains the teacher of `MetaPseudoLabels` with the train step of Keras.
 
-    Batches are (images, (labels, drawn, feedback, growth)). The images are labelled, unlabelled and augmented images,
-    in this order. `labels` are the true classes, and `drawn` are pseudo labels that the teacher drew. The scalar
-    `feedback` weights the loss of `drawn`. The scalar `growth` multiplies `uda_weight`.
+    Batches are (images, (labels, drawn, feedback, growth)). `images` contains the labelled, the unlabelled and the
+    augmented images, in this order. `labels` are the classes of the labelled images, and `drawn` are the hard labels of
+    the augmented images. `feedback` is a scalar, and `growth` is the factor of `uda_weight`, which grows from 0 to 1.
     """
 
     def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):
@@ -32,7 +32,7 @@ class MetaTeacher(keras.Model):
 
     @property
     def state(self):
-        """The variables in the groups that a step on JAX takes and returns."""
+        """The variables, in the groups that a train step on JAX takes and returns."""
         optimizer = [] if self.optimizer is None else self.optimizer.variables
         return self.trainable_variables, self.non_trainable_variables, optimizer, self.metrics_variables
 
@@ -50,7 +50,7 @@ class MetaTeacher(keras.Model):
         for mean, value in zip(self._parts, (supervised, uda, feedback), strict=True):
             mean.update_state(value)
         meta = feedback * ops.mean(cross_entropy(drawn, augmented))
-        # self.losses contains the losses of weight regularizers.
+        # Add the losses of the weight regularizers.
         return sum(self.losses, meta + self.uda_weight * growth * uda + supervised)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
@@ -58,7 +58,10 @@ class MetaTeacher(keras.Model):
 
 
 def cross_entropy(labels, logits, label_smoothing=0.0):
-    """Returns the cross-entropy, float32 (batch,). `labels` are classes, or a probability for each class."""
+    """Returns the cross-entropy of each image, float32 (batch,).
+
+    `labels` are classes (batch,) or probabilities (batch, num_classes). Label smoothing only applies to classes.
+    """
     logits = ops.cast(logits, "float32")
     num_classes = logits.shape[-1]
     if len(labels.shape) == 1:
@@ -67,47 +70,52 @@ def cross_entropy(labels, logits, label_smoothing=0.0):
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
 
 
-# The momentum of the feedback's moving mean, as in the released code.
+# The momentum of the moving mean of the feedback, as in the official code.
 _MOMENTUM = 0.99
 
 
 class MetaPseudoLabels(TrainingWrapper):
-    """Trains a student on a teacher's labels, and the teacher by how much they help the student on labelled images.
+    """Trains a student on labels from a teacher, and trains the teacher to give labels that improve the student.
 
     Compile this model with two optimizers, and fit it on batches of ((images, unlabelled, augmented), labels) from
-    `keras_vit.data.with_unlabelled`: labelled images, images without labels, augmented versions of these, and the
-    classes of the labelled images, integers (batch,). Each step:
+    `keras_vit.data.with_unlabelled`: labelled images, unlabelled images, augmented versions of the unlabelled images,
+    and the classes of the labelled images, integers (batch,). Each training step has four parts:
 
-    1. The teacher draws a hard label for each augmented image, from its own probabilities.
-    2. The student takes a step on the cross-entropy with these labels.
-    3. The feedback h is the decrease of the student's cross-entropy on the labelled images during its step. To first
-       order, it is the student's learning rate times the product of the gradients in the paper.
-    4. The teacher takes a step on `h * cross-entropy(drawn labels) + uda_weight * uda + supervised cross-entropy`. The
-       term uda is the cross-entropy of augmented images with the teacher's softened probabilities of the same images
-       without augmentation, if these probabilities are confident.
+    1. The teacher predicts class probabilities for each augmented image. A hard label is drawn at random from these
+       probabilities.
+    2. The student takes an optimizer step on the cross-entropy of the augmented images with the drawn labels.
+    3. The feedback h is the amount by which this step decreased the student's cross-entropy on the labelled images. To
+       first order, h is the student's learning rate times the product of gradients in the paper.
+    4. The teacher takes an optimizer step on the loss
+       `h * cross-entropy(drawn labels) + uda_weight * uda + supervised cross-entropy`. The term uda (unsupervised data
+       augmentation) is the cross-entropy of the teacher's outputs for augmented images with a target: the teacher's
+       probabilities for the same images without augmentation. Images without a confident target contribute 0.
 
-    Both models are trained in place. `evaluate`, `predict` and calls use only the student, `plain_model`, and `save`,
-    `export` and `keras.callbacks.ModelCheckpoint` write only it; `save_weights` and `keras_vit.training.fit` keep both
-    models and both optimizers. Afterwards, the student can be fine-tuned on the labelled images like any model.
+    Both models are trained in place. `plain_model` is the student. `evaluate`, `predict` and calls use only the
+    student, and `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the student. `save_weights` and
+    `keras_vit.training.fit` save both models and both optimizers. After training, you can fine-tune the student on the
+    labelled images.
 
-    In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Further metrics are the
-    means of `teacher_loss`, its parts `supervised_loss` and `uda_loss` (unweighted), and `feedback`.
+    In training, `loss` and the metrics of `compile` compare the student with the drawn labels. Training also logs the
+    means of `teacher_loss`, of its terms `supervised_loss` and `uda_loss` (without `uda_weight`), and of `feedback`.
 
     Args:
-        teacher, student: Built `keras.Model`s of any kinds from the same images to logits, (batch, num_classes).
+        teacher, student: Two built `keras.Model`s that take the same images and return logits, (batch, num_classes).
         label_smoothing: Float in [0, 1), for the teacher's supervised cross-entropy.
-        uda_weight: Float of at least 0.
-        uda_temperature: Float above 0, by which logits are divided to soften or sharpen the target.
-        uda_threshold: Float in [0, 1). An image counts 0 if all probabilities of its target are smaller.
-        uda_steps: Int of at least 0, the steps over which `uda_weight` grows linearly from 0.
-        baseline: Bool, subtract a moving mean from the feedback, as the released code does and the paper's equation
-            does not. It lowers the variance.
-        seed: Int, for drawing labels; None for a random one.
+        uda_weight: Float of at least 0, the weight of the uda loss.
+        uda_temperature: Float above 0. The logits of the uda target are divided by it.
+        uda_threshold: Float in [0, 1). An image contributes 0 to the mean uda loss if its largest target probability is
+            smaller.
+        uda_steps: Int of at least 0, the number of steps in which the weight of the uda loss grows linearly from 0 to
+            `uda_weight`.
+        baseline: Bool, whether to subtract a moving mean from the feedback, which lowers its variance. The official
+            code does this. The paper's equation does not include it.
+        seed: Int, the random seed for drawing labels, or None for a random seed.
 
     Raises:
-        ValueError: If an argument is out of range, or the models do not match or do not give logits.
-        RuntimeError: From `compile`, on several replicas of TensorFlow or processes of PyTorch, which would train
-            separate teachers.
+        ValueError: If an argument is out of range, or the models do not match or do not return logits.
+        RuntimeError: If `compile` is called with several replicas of TensorFlow or several processes of PyTorch, which
+            would train separate teachers.
 
     Example:
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
@@ -119,10 +127,10 @@ class MetaPseudoLabels(TrainingWrapper):
     >>> sorted(history.history)
     ['accuracy', 'feedback', 'loss', 'supervised_loss', 'teacher_loss', 'uda_loss']
 
-    Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A; the defaults are from the
-    released code for CIFAR-10 with 4,000 labels. That code differs from the paper and from this class: its labels are
-    soft, so that the gradient of the feedback's term is 0, and its feedback has the opposite sign. This class computes
-    both losses of the feedback in inference mode, so that dropout does not outweigh the step.
+    Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A. The defaults are from the
+    official code for CIFAR-10 with 4,000 labels. The official code differs from the paper and from this class: its
+    labels are soft, which makes the gradient of the feedback term 0, and its feedback has the opposite sign. This class
+    computes both losses of the feedback in inference mode, so that dropout does not hide the effect of the step.
     """
 
     def __init__(
@@ -145,11 +153,11 @@ class MetaPseudoLabels(TrainingWrapper):
         if student is teacher or student.output_shape != teacher.output_shape:
             expected = f"another model than `teacher`, of its {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
-        # `compile` uses the student's policy to decide if it scales the loss. The student casts its images itself.
+        # `compile` decides by the dtype policy if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
-        # A namespace hides the teacher from Keras, which would train it with the student's optimizer.
+        # Keep the teacher in a namespace. Keras would train it with the student's optimizer if it were an attribute.
         self._hidden = SimpleNamespace(trainer=trainer)
         self.student = student
         self.seed_generator = keras.random.SeedGenerator(arguments.optional(arguments.non_negative_int, "seed", seed))
@@ -163,7 +171,7 @@ class MetaPseudoLabels(TrainingWrapper):
 
     @property
     def teacher(self) -> keras.Model:
-        """The teacher, which is trained too."""
+        """The teacher, which is trained together with the student."""
         return self._hidden.trainer.model
 
     @property
@@ -173,7 +181,7 @@ class MetaPseudoLabels(TrainingWrapper):
 
     @property
     def variables(self):
-        """Includes the variables of the teacher and its optimizer, which belong to the state of a run."""
+        """Includes the variables of the teacher and its optimizer, so that checkpoints of a run contain them."""
         return [*super().variables, *itertools.chain(*self._hidden.trainer.state)]
 
     @property
@@ -189,7 +197,8 @@ class MetaPseudoLabels(TrainingWrapper):
         """Configures training.
 
         Args:
-            optimizer, teacher_optimizer: Keras optimizers, or their names, of the student and the teacher.
+            optimizer: Keras optimizer of the student, or its name.
+            teacher_optimizer: Keras optimizer of the teacher, or its name.
             **options: Other arguments of `keras.Model.compile`, except `loss`, which is the cross-entropy.
         """
         if optimizer is teacher_optimizer and isinstance(optimizer, keras.optimizers.Optimizer):
@@ -206,7 +215,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return [self.student, self.teacher]
 
     def call(self, inputs, training=None):
-        # A batch for training begins with the labelled images.
+        # A training batch is (images, unlabelled, augmented). Use only the labelled images.
         return self.student(inputs[0] if isinstance(inputs, (tuple, list)) else inputs, training=training)
 
     def reset_metrics(self):
@@ -214,7 +223,7 @@ class MetaPseudoLabels(TrainingWrapper):
         self._hidden.trainer.reset_metrics()
 
     def train_step(self, *args):
-        # On JAX, a step takes and returns the state.
+        # On JAX, a step gets and returns the variables' values as `state`. On other backends, `state` is None.
         state, data = args if len(args) == 2 else (None, *args)
         inputs, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:
@@ -231,7 +240,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return logs if state is None else (logs, state)
 
     def _begin(self, images, labels, augmented):
-        """Returns the drawn labels, the student's loss on labelled images, and the current share of `uda_weight`."""
+        """Returns the drawn labels, the student's loss on labelled images, and the current factor of `uda_weight`."""
         logits = ops.cast(self.teacher(augmented, training=False), "float32")
         drawn = keras.random.categorical(ops.stop_gradient(logits), 1, dtype="int32", seed=self.seed_generator)
         steps = ops.cast(self.teacher_optimizer.iterations, "float32")
@@ -250,7 +259,10 @@ class MetaPseudoLabels(TrainingWrapper):
         return ops.stop_gradient(ops.mean(cross_entropy(labels, logits)))
 
     def _call(self, state, function, *args):
-        """Calls a function that changes variables. On JAX, the variables are in a state, which is returned too."""
+        """Calls a function that changes variables; returns its result and the state.
+
+        On JAX, the function reads and changes the variables in `state`. On other backends, `state` is None.
+        """
         if state is None:
             return function(*args), None
         weights, others, *rest = state
@@ -261,7 +273,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
 
     def _teach(self, state, batch):
-        """Trains the teacher, whose variables are the last of `non_trainable_variables`."""
+        """Trains the teacher, whose variables are at the end of `non_trainable_variables`; returns logs and state."""
         trainer = self._hidden.trainer
         if state is None:
             logs, _ = _step(trainer.train_step, None, batch)
@@ -274,7 +286,7 @@ class MetaPseudoLabels(TrainingWrapper):
             state = (weights, [*others[:own], *itertools.chain(*taught)], *rest)
         return {"teacher_loss" if name == "loss" else name: value for name, value in logs.items()}, state
 
-    # Keras does not save the state of random generators, so resumed runs would repeat their draws.
+    # Save the state of the random generator, which Keras does not save. A resumed run would otherwise repeat its draws.
     def save_own_variables(self, store):
         store["seed_generator"] = ops.convert_to_numpy(self.seed_generator.state).astype("int64")
         if self.baseline is not None:

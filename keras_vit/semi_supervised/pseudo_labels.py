@@ -18,26 +18,27 @@ from keras_vit.prediction.inputs import to_numpy
 from keras_vit.prediction.outputs import image_batches, predict_batches
 
 _FORMAT = "keras_vit pseudo labels, version 1"
-# Probabilities are compared to this many decimals: the last bits of float32 depend on an image's place in a batch.
+# Round probabilities to this many decimals, because the last bits depend on an image's position in the batch.
 _DECIMALS = 4
 _ARRAYS = ("indices", "labels", "confidences")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PseudoLabels:
-    """A teacher's labels of chosen images, in the order of the images; made by `pseudo_labels`.
+    """The labels that a teacher gave to selected images: the result of `pseudo_labels`.
 
-    `images[labels.indices]` and `labels.labels` are arrays to train on. `keras_vit.data.relabelled` gives these labels
-    to images in files or from TFDS.
+    If `images` is an array, `images[labels.indices]` and `labels.labels` are the arrays to train on. Use
+    `keras_vit.data.relabelled` for images in files or from TFDS.
 
     Args:
-        indices: Int64 array (num_labels,), the positions of the chosen images. Duplicates stand next to each other.
-        labels: Hard labels, int32 (num_labels,), or soft ones, float32 (num_labels, num_classes).
+        indices: Int64 array (num_labels,), the positions of the selected images, in ascending order. An image that is
+            used several times has several equal indices.
+        labels: Hard labels, int32 (num_labels,), or soft labels, float32 (num_labels, num_classes).
         confidences: Float32 array (num_labels,), the teacher's largest probability for each image.
         class_names: Tuple of strings, the teacher's classes.
-        class_counts: Tuple of ints, the distinct images chosen of each class.
-        settings: Dict, the arguments of `pseudo_labels`, and `num_images`, the number of images before the choice.
-        teacher: Dict of the teacher's `name`, `config` (None for a model without one) and `sha256` of its weights.
+        class_counts: Tuple of ints, the number of different images that were selected for each class.
+        settings: Dict of the arguments of `pseudo_labels`, and `num_images`, the number of all images.
+        teacher: Dict of the teacher's `name`, its `config` (None if it has no config) and the `sha256` of its weights.
     """
 
     indices: np.ndarray
@@ -59,11 +60,11 @@ class PseudoLabels:
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
-        """The classes without any image."""
+        """The names of the classes for which no image was selected."""
         return tuple(name for name, count in zip(self.class_names, self.class_counts, strict=True) if not count)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes an .npz file atomically; its `header` is JSON."""
+        """Writes the labels to an .npz file. If writing fails, an existing file stays unchanged."""
         facts = {key: getattr(self, key) for key in ("class_names", "class_counts", "settings", "teacher")}
         header = np.frombuffer(json.dumps({"format": _FORMAT, **facts}).encode(), "uint8")
         with replacing(path) as draft, open(draft, "wb") as file:
@@ -73,7 +74,12 @@ class PseudoLabels:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "PseudoLabels":
-        """Reads a file that `save` wrote; raises FileNotFoundError if there is none, ValueError if it is damaged."""
+        """Reads a file that `save` wrote.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file is damaged or of another format.
+        """
         regular_file(path, "`path` to be a file of pseudo labels")
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -83,7 +89,7 @@ class PseudoLabels:
                 raise ValueError("of another format")
             header |= {key: tuple(header[key]) for key in ("class_names", "class_counts")}
             return cls(**header, **members)
-        # Flipped bits make zipfile and NumPy raise nearly any error.
+        # Catch all errors, because damaged files make zipfile and NumPy raise nearly any error.
         except Exception as error:
             raise ValueError(f"Cannot read the pseudo labels in {str(path)!r}: {error}") from None
 
@@ -99,27 +105,30 @@ def pseudo_labels(
     batch_size: int = 32,
     verbose: int = 1,
 ) -> PseudoLabels:
-    """Labels images with a teacher, and chooses the images with confident labels, as in Noisy Student.
+    """Labels images with a teacher, and selects the images with confident labels, as in Noisy Student.
 
-    The teacher predicts in inference mode; give it images without augmentation. No seed or batch size changes the
-    choice: an image's confidence is its largest probability, rounded to four decimals, and its class the first with it.
+    The confidence of an image is the teacher's largest probability for it, rounded to four decimals. Its label is the
+    first class with this probability. The teacher predicts in inference mode, so give it images without augmentation.
+    The selection does not depend on a random seed or on the batch size.
 
     Args:
-        teacher: A `keras.Model` from images to logits or probabilities, (batch, num_classes).
-        images: Images as the teacher takes them: an array, or batches, which must come in the same order each time: a
-            `tf.data.Dataset`, as of `keras_vit.data` with `labels="none"` and `training=False`, a
-            `keras.utils.PyDataset` or another finite iterable. The first element of a batch that is a tuple is used.
-        kind: "soft" (probabilities) or "hard" (the class).
-        temperature: Float above 0, only used with "soft": `softmax(logits / temperature)`. If the teacher returns
-            probabilities, `p ** (1 / temperature)`, renormalised. Near 0, soft labels are one-hot.
-        threshold: Float in [0, 1). Images of at least this confidence are kept.
-        per_class: Int of at least 1, the images per class: the most confident, or the first if equal. A class with
-            fewer images repeats them, the most confident first. A class without images stays empty. None keeps all.
+        teacher: A `keras.Model` that takes images and returns logits or probabilities, (batch, num_classes).
+        images: Images in the teacher's value range, as an array or as batches, which must have the same order each
+            time: a dataset of `keras_vit.data` with `labels="none"` and `training=False`, another `tf.data.Dataset`, a
+            `keras.utils.PyDataset` or another finite iterable. If a batch is a tuple, its first element is used.
+        kind: "soft" (labels are probabilities) or "hard" (labels are classes).
+        temperature: Float above 0, only used with "soft". The labels are `softmax(logits / temperature)`, or
+            `p ** (1 / temperature)`, renormalised, if the teacher returns probabilities p. Temperatures near 0 make the
+            labels one-hot.
+        threshold: Float in [0, 1). Images with a lower confidence are left out.
+        per_class: Int of at least 1, the number of labels per class. The most confident images of each class are
+            selected, and earlier images first if the confidences are equal. If a class has fewer images, its images are
+            repeated, the most confident first. A class without images stays empty. None selects all confident images.
         batch_size, verbose: As in `keras_vit.evaluation.predict`.
 
     Raises:
-        ValueError: If an argument is out of range, the teacher has no single output of two or more classes or its
-            outputs are not finite, an image is missing, or no image is confident enough.
+        ValueError: If an argument is out of range, the teacher is not a single-label classifier with one output, its
+            outputs are not finite, an image could not be decoded, or no image is confident enough.
 
     Example:
     >>> teacher = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2, head_init="glorot_uniform")
@@ -127,8 +136,8 @@ def pseudo_labels(
     >>> labels.indices.tolist(), labels.labels.shape, len(labels.empty_classes)
     ([0, 1], (2, 2), 1)
 
-    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2 and appendix A.1; threshold 0.3 and
-    130,000 images a class. The paper does not state which images are repeated.
+    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), section 2 and appendix A.1. The paper uses
+    threshold 0.3 and 130,000 images per class. It does not describe which images are repeated.
     """
     settings = {
         "kind": arguments.choice("kind", kind, ("soft", "hard")),
@@ -147,7 +156,7 @@ def pseudo_labels(
         broken = list(getattr(images, "broken", ()))
         raise arguments.invalid("images", f"a batch for each of the {expected} images; broken: {broken}", len(logits))
     if activation is None:
-        # The tolerance allows for a softmax in half precision.
+        # The tolerance allows for probabilities in half precision.
         if np.abs(logits.sum(axis=1) - 1).max() > 0.02:
             raise arguments.invalid("teacher", "logits, or probabilities that sum to 1", float(logits[0].sum()))
         logits = np.log(np.maximum(logits, np.finfo("float32").tiny))
@@ -163,7 +172,7 @@ def pseudo_labels(
 
 
 def described(model) -> dict:
-    """Returns a model's name, config and the sha256 of its weights."""
+    """Returns a dict of a model's name, its config and the sha256 of its weights."""
     digest = hashlib.sha256()
     for weight in model.weights:
         value = to_numpy(weight.value)
@@ -172,19 +181,19 @@ def described(model) -> dict:
     try:
         config = config_of(model).to_dict()
     except ValueError:
-        # Models of other builders have no config.
+        # Models that do not come from this package have no config.
         config = None
     return {"name": model.name, "config": config, "sha256": digest.hexdigest()}
 
 
 def _softmax(logits):
-    # NumPy rounds each row independently of the rest of the batch.
+    # Use NumPy, in which the rounding of a row does not depend on the rest of the batch.
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 def _choose(classes, confidences, threshold, per_class):
-    """Returns the chosen positions in ascending order, with duplicates."""
+    """Returns the indices of the selected images in ascending order. Repeated images have several equal indices."""
     kept = np.flatnonzero(confidences >= threshold)
     if per_class is None or not len(kept):
         return kept
@@ -203,32 +212,34 @@ def noisy_student(
     seed: int = 0,
     **labelling: Any,
 ) -> keras.Model:
-    """Trains students in rounds. Each student learns from the labels of its teacher, and teaches the next student.
+    """Trains students in rounds by Noisy Student. The student of each round is the teacher of the next round.
 
-    A round labels `images` by `pseudo_labels`, builds a student and trains it by `train`. The folder gets a folder
-    `round_1` and so on, with `pseudo_labels.npz`, `checkpoints` for `train` to use, and `student.keras`. The same call
-    resumes a killed run: it reads the finished rounds, and calls `train` again for the interrupted round, with the
-    stored labels, a new student and the same folder of checkpoints. The noise comes from the student's dropout and
-    stochastic depth, and from RandAugment of the data that `train` reads.
+    In each round, the teacher labels `images` with `pseudo_labels`, a new student is built, and `train` trains it. The
+    folder gets a subfolder for each round, `round_1` and so on, with the labels in `pseudo_labels.npz`, the folder
+    `checkpoints` for `train`, and the trained student in `student.keras`. If the run is killed, repeat the same call.
+    It reads the finished rounds, and repeats the interrupted round with the stored labels, a new student and the same
+    folder of checkpoints. The noise of the student comes from its dropout and stochastic depth, and from augmentation
+    such as RandAugment in the data that `train` reads.
 
     Args:
-        teacher: The first teacher, trained on the labelled images; as for `pseudo_labels`.
-        students: Functions without arguments, one for each round, that build a student, not compiled; in the paper each
-            is as large as its teacher or larger.
-        images: The unlabelled images, as for `pseudo_labels`. Every teacher must take them.
-        train: Function of (student, labels, checkpoints) that compiles and trains the student in place, on labelled
-            images and the images of the `PseudoLabels`, with its checkpoints in the folder `checkpoints`.
-            `keras_vit.data.with_pseudo_labels` makes batches with the paper's loss; `keras_vit.training.fit` resumes.
-        folder: Path of the run's folder, which is created.
-        seed: Int of at least 0, from which the global random seeds are set before each student is built.
+        teacher: The first teacher, trained on the labelled images, as for `pseudo_labels`.
+        students: List of functions without arguments, one for each round. Each builds a student that is not compiled.
+            In the paper, each student is as large as its teacher or larger.
+        images: The unlabelled images, as for `pseudo_labels`. Every student must take the same images.
+        train: Function `train(student, labels, checkpoints)`. It compiles the student and trains it in place on the
+            labelled images and on the images of `labels`, a `PseudoLabels`. `checkpoints` is the path of a folder.
+            `keras_vit.data.with_pseudo_labels` makes batches with the paper's loss, and `keras_vit.training.fit`
+            resumes from this folder.
+        folder: Path of the run's folder. It is created if it does not exist.
+        seed: Int of at least 0, the random seed of the run. The global seeds are set before each student is built.
         **labelling: Other arguments of `pseudo_labels`.
 
     Returns:
         The last student.
 
     Raises:
-        ValueError: If an argument is invalid, the folder has a run with another teacher or other settings, or a file of
-            labels is damaged.
+        ValueError: If an argument is invalid, the folder contains a run with another teacher or other settings, or a
+            file of labels is damaged.
 
     Example:
     >>> import tempfile
@@ -242,10 +253,11 @@ def noisy_student(
     >>> student.output_shape
     (None, 2)
 
-    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), algorithm 1: dropout 0.5 before the classifier,
-    stochastic depth with survival 0.8, RandAugment with 2 operations of magnitude 27, label smoothing 0.1, threshold
-    0.3 and balanced classes; three rounds of EfficientNet-L2 after B7, with 14, 14 and 28 times as many unlabelled as
-    labelled images in a batch. The final training at a higher resolution is left to the user.
+    Reference: [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), algorithm 1. The paper uses dropout 0.5 before the
+    classifier, stochastic depth with survival 0.8, RandAugment with 2 operations of magnitude 27, label smoothing 0.1,
+    threshold 0.3 and balanced classes. The first teacher is EfficientNet-B7, and three students are EfficientNet-L2.
+    Their batches contain 14, 14 and 28 times as many unlabelled as labelled images. This function does not include the
+    paper's final training at a higher resolution.
     """
     arguments.path("folder", folder)
     arguments.function("train", train)
@@ -268,7 +280,7 @@ def noisy_student(
 
 
 def _labels(path, teacher, images, labelling):
-    """Returns the stored labels of a round; makes and stores them if there are none."""
+    """Returns the stored labels of a round. If the file does not exist, the teacher labels the images first."""
     if not path.exists():
         pseudo_labels(teacher, images, **labelling).save(path)
     labels = PseudoLabels.load(path)
