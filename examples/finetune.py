@@ -64,7 +64,7 @@ def fit_head(model, train, test, args):
     """Trains the head on the backbone's features; returns the history."""
     backbone = keras.Model(model.input, model.get_layer("head").input)
     train, test = features_of(backbone, train), features_of(backbone, test)
-    # Standardise the features, so that one learning rate suits all models. The head includes the mean and std at the end.
+    # Standardise the features, so that one learning rate suits all models. The mean and std become part of the head.
     mean, std = train[0].mean(axis=0), train[0].std(axis=0) + 1e-6
     head = keras.Sequential(
         [keras.Input(mean.shape), keras.layers.Dense(model.output.shape[-1], kernel_initializer="zeros")]

@@ -18,7 +18,6 @@ from keras_vit.training import RECIPES
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-# The suffixes of the throughput files, and the names of the backends.
 NOT_MEASURED = "not measured"
 TASKS = {"forward": "forward", "train": "training step"}
 
@@ -185,9 +184,10 @@ def studies():
 
 
 def study(name, score, columns=None):
-    """The cases of a study: the mean of a score and its deviation over the seeds, and what all runs cost.
+    """Returns a table of a score for each case of a study, with mean and standard deviation over the seeds.
 
-    With `columns`, the title of a grid, the last word of each case is its column.
+    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid with this title, and
+    the last word of each case is its column.
     """
     found = result(f"study_{name}")
     by_case = {}
@@ -352,7 +352,7 @@ def peers():
 
 
 def speeds(options):
-    """All rows of images a second, of models as they are ("plain") or with builder options ("options")."""
+    """Returns a table of images per second, for models with default options ("plain") or with others ("options")."""
     cells = []
     for backend, row in throughput_rows():
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
@@ -503,7 +503,7 @@ def zoo_models():
     cells = []
     for row in result("zoo")["rows"]:
         what = f"{row['difference']:.0e}" if row["outcome"] == "exact" else row["message"]
-        # Remove names in quotes, because they are names of temporary files.
+        # Remove the start of the message, which names a temporary folder.
         cells.append([row["kind"], f"`{row['name']}`", row["outcome"], what.replace("Cannot load 'FOLDER': ", "")])
     return markdown_table(["Package", "Model", "Outcome", "Difference, or the reason"], cells)
 
