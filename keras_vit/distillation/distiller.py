@@ -243,7 +243,7 @@ class Distiller(TrainingWrapper):
     @staticmethod
     @contextlib.contextmanager
     def _within(step):
-        """Makes `call` also return both heads while a step runs or is traced."""
+        """Stores the name of the running step, so that `call` returns both heads in this step."""
         token = _STEP.set(step)
         try:
             yield
@@ -253,7 +253,7 @@ class Distiller(TrainingWrapper):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if _STEP.get() != "training":
             return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
-        # With a TensorFlow strategy, Keras divides losses by the number of replicas and sums the gradients.
+        # In a TensorFlow strategy, gradients are summed over the replicas, so losses are divided by their number.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas

@@ -66,7 +66,7 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class HardDistillation(keras.losses.Loss):
-    """The mean of `hard_distillation` as a Keras loss, `loss(teacher_logits, logits, sample_weight)`.
+    """Keras loss that is the mean of `hard_distillation`. Call it as `loss(teacher_logits, logits, sample_weight)`.
 
     Example:
     >>> round(float(HardDistillation()(np.array([[0.1, 0.3]]), np.array([[0.0, 0.0]]))), 4)
@@ -82,10 +82,10 @@ class HardDistillation(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SoftDistillation(keras.losses.Loss):
-    """The mean of `soft_distillation` as a Keras loss, called like `HardDistillation`.
+    """Keras loss that is the mean of `soft_distillation`. Call it like `HardDistillation`.
 
     Args:
-        temperature: Float above 0, or a ValueError is raised.
+        temperature: Float above 0. Other values raise a ValueError.
 
     Example:
     >>> float(SoftDistillation(temperature=2.0)(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]])))

@@ -57,7 +57,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     sizes = [sum(variable.value.addressable_shards[0].data.nbytes for variable in group) for group in groups]
     if batch_size is None:
         return Description(*sizes)
-    import jax  # Keras has no public function for this.
+    import jax  # Keras has no public function that returns the memory of a training step.
 
     # Call the metrics before compiling, because they create their variables at the first call.
     model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))

@@ -248,7 +248,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
         expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'"
         raise RuntimeError(f"{expected}. Received: {backend}")
     if backend == "tensorflow":
-        import tensorflow as tf  # Keras 3 trains on several devices only within its strategy.
+        import tensorflow as tf  # Keras 3 trains on several devices of TensorFlow only within the scope of a strategy.
 
         strategy = tf.distribute.MirroredStrategy()
         with strategy.scope():

@@ -118,7 +118,7 @@ def _number_and_count():
         return group.get_rank(), group.get_world_size()
     if keras.backend.backend() != "jax":
         return 0, 1
-    import jax  # Keras has no public function for this.
+    import jax  # Keras has no public function that returns the number of processes.
 
     return jax.process_index(), jax.process_count()
 

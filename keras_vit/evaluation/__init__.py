@@ -1,4 +1,4 @@
-"""Predictions, accuracy, and classifiers on frozen features. Arguments out of range raise a ValueError."""
+"""Predicts, measures accuracy, and fits classifiers to frozen features. Invalid arguments raise a ValueError."""
 
 from keras_vit.evaluation.classification import accuracy, imagenet_real_accuracy, top_k_accuracy, vtab_mean
 from keras_vit.evaluation.classifiers import few_shot_accuracy, knn_accuracy, linear_probe_accuracy

@@ -24,7 +24,7 @@ from keras_vit.evaluation.features import (
 from keras_vit.files import regular_file
 from keras_vit.models.graph import is_graph
 
-# Image number, counted from 1, as in ILSVRC2012_val_00000001.JPEG. The class's WordNet id may follow.
+# Matches the number of an image, counted from 1, in a file name such as ILSVRC2012_val_00000001.JPEG.
 NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
 
 
@@ -49,7 +49,7 @@ def accuracy(
     """
     counts = None if k is None else one_or_more("k", k, arguments.positive_int)
     if is_graph(model) and len(model.outputs) == 1 and len(model.outputs[0].shape) == 2:
-        # Fail before the model runs on all images.
+        # Check the classes first, so that an error is raised before the model runs on all images.
         _check_classes("model", model.outputs[0].shape[1], max(counts or [1]))
     outputs, labels = outputs_and_classes(model, data, batch_size, verbose)
     counts = counts or [count for count in (1, 5) if count <= outputs.shape[-1]]

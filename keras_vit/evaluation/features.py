@@ -116,7 +116,7 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Returns (train features, train labels, test features, test labels), checked.
+    """Checks and returns (train features, train labels, test features, test labels).
 
     If `model` is None, `train` and `test` are (features, labels).
     """

@@ -58,7 +58,7 @@ def predict(
     check_one_input(model)
     outputs_named(model)
     activation = prediction_activation(model)
-    # A tuple of arrays is (images, labels, ...); a list of arrays is a list of batches.
+    # If the data is a tuple of arrays, it is (images, labels, ...). A list of arrays is a list of batches.
     images = data[0] if isinstance(data, tuple) and is_arrays(data, (1, 2, 3), or_lists=True) else data
     batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)

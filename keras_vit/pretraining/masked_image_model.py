@@ -125,7 +125,7 @@ class MaskedImageModel(TrainingWrapper):
         return self.backbone
 
     def forward_passes(self):
-        # The masks are drawn outside of this method.
+        # Compile only `predict_hidden`, because random masks are drawn outside of it.
         return [(self, "predict_hidden")]
 
     def add_linear_head(self, units, name):
@@ -149,7 +149,7 @@ class MaskedImageModel(TrainingWrapper):
         if getattr(self, "loss", None) is not None or sample_weight is not None:
             expected = f"{type(self).__name__} to be compiled without a loss, and fitted without sample weights"
             raise ValueError(f"Expected {expected}. Received: loss={self.loss!r}, {sample_weight=}")
-        # With a TensorFlow strategy, Keras divides losses by the number of replicas and sums the gradients.
+        # In a TensorFlow strategy, gradients are summed over the replicas, so losses are divided by their number.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         # Add the losses of the weight regularizers.
