@@ -1,6 +1,6 @@
 """Sample pictures and weights for the notebooks of this folder.
 
-The files are searched in the inputs of a Kaggle notebook, then in the folder that the environment variable
+The notebooks look for the files in the inputs of a Kaggle notebook, then in the folder that the environment variable
 KERAS_VIT_SAMPLES names. If the files are not found, the notebooks use scikit-learn's handwritten digits and a small ViT
 instead. With KERAS_VIT_QUICK=1, the notebooks use only a few digits.
 """
