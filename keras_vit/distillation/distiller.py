@@ -135,19 +135,20 @@ class Distiller(TrainingWrapper):
     `distillation_accuracy`.
 
     Args:
-        student: A built `keras.Model` from images, (batch, height, width, channels), to logits, (batch, num_classes).
+        student: A built `keras.Model` that takes images, (batch, height, width, channels), and returns logits, (batch,
+            num_classes).
         teacher: A built `keras.Model` that classifies channels-last images into the same classes.
         kind: The distillation loss: "hard" (cross-entropy with the teacher's top-1 class) or "soft" (Kullback-Leibler
             divergence from the teacher's probabilities).
         alpha: Float in [0, 1], the weight of the distillation loss. With 1, labels and a loss are not needed, and the
             class head of a student with two heads is not trained.
-        temperature: Float above 0, which divides the logits of teacher and student. It is only used with "soft".
-        teacher_preprocessing: Function that converts the student's images to the teacher's images, with `keras.ops`.
-            None: if both models are of this package, the student's normalization is undone and the teacher's is
-            applied. If not, the teacher gets the student's images. Grey images are repeated to 3 channels if the
-            teacher needs them. If the teacher comes from `keras.applications`, pass a function that calls the
-            teacher's `preprocess_input` with `raw_images(images, student)`, as in the example of `raw_images`. If the
-            teacher has a fixed input size, images are then resized bilinearly to this size.
+        temperature: Float above 0. The logits of teacher and student are divided by it. It is only used with "soft".
+        teacher_preprocessing: Function that converts the student's images to the teacher's images, with `keras.ops`. If
+            the teacher comes from `keras.applications`, pass a function that calls the teacher's `preprocess_input`
+            with `raw_images(images, student)`, as in the example of `raw_images`. With None, a teacher of this package
+            gets images with its own normalization instead of the student's, if the student is of this package too. Any
+            other teacher gets the student's images. None also repeats grey images for a teacher with 3 channels. In all
+            cases, images are resized bilinearly if the teacher has a fixed input size.
         teacher_from_logits: Bool. Pass False if the teacher returns probabilities, as models of `keras.applications`
             do by default.
 

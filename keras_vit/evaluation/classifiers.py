@@ -71,7 +71,7 @@ def knn_accuracy(
 
 # The regularization strengths of the official code, from almost no regularization to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
-# The bias is the weight of a constant feature. A large feature needs only a small weight, which has almost no penalty.
+# The value of a constant feature, whose weight is the bias. If the value is large, L2 hardly penalizes the bias.
 BIAS = 100.0
 
 
