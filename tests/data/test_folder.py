@@ -225,7 +225,9 @@ def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):
     (tmp_path / "empty" / ".DS_Store").write_bytes(b"clutter")
     refuses("images of each class. Received: none in '.*empty'", from_directory, tmp_path)
     shutil.copy(folder / "class1" / "001.jpg", tmp_path / "empty")
-    refuses("enough images of each class to split. Received: 1 of 'empty'", from_directory, tmp_path, validation_split=0.2)
+    refuses(
+        "enough images of each class to split. Received: 1 of 'empty'", from_directory, tmp_path, validation_split=0.2
+    )
     for options, message in (
         ({"subset": "both"}, "Expected a `validation_split` for subset='both'"),
         ({"subset": "test"}, "`subset`. Expected one of 'training', 'validation', 'both'"),
