@@ -2,89 +2,46 @@
 # # The paper in one notebook
 #
 # "An Image is Worth 16x16 Words" ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929)) describes the Vision
-# Transformer in four equations. Here is each of them: as in the paper, with numbers in NumPy, and as the layer of
-# `keras_vit` that computes it. At the end, a model of these layers learns from CIFAR-10, and NumPy alone computes its
-# answers once more.
+# Transformer in four equations. This notebook shows each equation as in the paper, with numbers in NumPy, and as the
+# layer of `keras_vit` that computes it. At the end, a model of these layers learns from CIFAR-10, and NumPy alone
+# computes the scores of this model once more.
 #
 # **Contents**: 1 Pictures · 2 Patches · 3 Equation 1: the sequence · 4 Attention by hand · 5 Equation 2: attention in a
 # block · 6 Equation 3: the MLP · 7 Equation 4: the output · 8 The tiny model and its 8,459,762 parameters ·
 # 9 Training · 10 The whole model in NumPy
 #
-# It needs `keras_vit` with the extra `inspect`, scikit-learn, and one of TensorFlow, JAX and PyTorch; the environment
-# variable `KERAS_BACKEND` chooses one.
+# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
+# `KERAS_BACKEND` chooses one.
+#
+# ## 1 Pictures
+#
+# CIFAR-10 has 60,000 photos of 32 x 32 pixels, of 10 classes. `samples.py`, which lies beside this notebook in the
+# repository, reads the photos from `cifar10.npz`. Without this file, scikit-learn's handwritten digits take their
+# place; the texts below are about CIFAR-10. In Kaggle and Colab, upload `samples.py` and copy it to the working folder
+# first.
 
 # %%
-import os
-from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
+import samples
 
 import keras_vit
 from keras_vit import inspection
 
-# %matplotlib inline
-# %config InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "dpi": 80}
-
-QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
-print("Keras", keras.__version__, "on", keras.backend.backend())
-
-# %% [markdown]
-# ## 1 Pictures
-#
-# The pictures are CIFAR-10's: 60,000 photos of 32 x 32 pixels, of 10 classes. The file `cifar10.npz` holds the arrays
-# `train_images`, `train_labels`, `test_images` and `test_labels`; it is searched in the inputs of a Kaggle notebook and
-# in the folder that the environment variable `KERAS_VIT_SAMPLES` names. Without it, scikit-learn's handwritten digits,
-# enlarged to the same size, take its place.
-
-
-# %%
-def sample(name):
-    """Finds a file or folder in the inputs of a Kaggle notebook or in the folder KERAS_VIT_SAMPLES; None if absent."""
-    places = [*Path("/kaggle/input").glob("*"), Path(os.environ.get("KERAS_VIT_SAMPLES", "samples"))]
-    paths = [place / folder / name for place in places for folder in ("", "weights")]
-    return next((path for path in paths if path.exists()), None)
-
-
-def read_digits():
-    """Reads scikit-learn's digits as colour pictures of 32 x 32 pixels, in the form of CIFAR-10."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = np.repeat(digits.images[..., None] * (255 / 16), 3, axis=-1).repeat(4, axis=1).repeat(4, axis=2)
-    parts = {"train": slice(None, 1297), "test": slice(1297, None)}
-    arrays = {f"{name}_images": images[part].astype("uint8") for name, part in parts.items()}
-    return arrays | {f"{name}_labels": digits.target[part] for name, part in parts.items()}
-
-
-if path := sample("cifar10.npz"):
-    data = np.load(path)
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-else:
-    data = read_digits()
-    names = [str(digit) for digit in range(10)]
-train_number, test_number = (256, 100) if QUICK else (6_000, 2_000)
-train_images, train_labels = data["train_images"][:train_number], data["train_labels"][:train_number]
-test_images, test_labels = data["test_images"][:test_number], data["test_labels"][:test_number]
+data, names = samples.cifar10()
+train_images, train_labels = data["train_images"][:6000], data["train_labels"][:6000]
+test_images, test_labels = data["test_images"][:2000], data["test_labels"][:2000]
 print(f"{len(train_images):,} pictures to train on, {len(test_images):,} to test on, {train_images.shape[1:]} each")
-
-# %%
-figure, panels = plt.subplots(2, 8, figsize=(10, 2.9))
-for axes, image, label in zip(panels.ravel(), train_images, train_labels, strict=False):
-    axes.imshow(image)
-    axes.set_title(names[label], fontsize=9)
-    axes.set_axis_off()
+samples.show(train_images[:16], [names[label] for label in train_labels[:16]])
 
 # %% [markdown]
 # ## 2 Patches
 #
 # Section 3.1: an image $x \in \mathbb{R}^{H \times W \times C}$ becomes a sequence of $N = HW/P^2$ flattened patches
 # $x_p \in \mathbb{R}^{N \times (P^2 C)}$. With $P = 4$, a picture of 32 x 32 pixels becomes 64 patches of 48 numbers.
-# For the transformer they are what words are in a text. The layer `Patches` cuts them; in NumPy it is a reshape and a
-# transpose.
+# The transformer reads the patches as it reads the words of a text. The layer `Patches` cuts the picture; in NumPy,
+# this is a reshape and a transpose.
 
 # %%
 P = 4
@@ -157,14 +114,14 @@ print(f"largest difference of NumPy from the layers: {np.abs(by_hand - array(z0)
 # %% [markdown]
 # ## 4 Attention by hand
 #
-# Appendix A of the paper. Each token asks with a query $q$, offers a key $k$ and carries a value $v$:
+# Appendix A of the paper defines attention. Each token $z$ has a query $q$, a key $k$ and a value $v$:
 #
 # $$[q, k, v] = z U_{qkv} \tag{5}$$
 # $$A = \mathrm{softmax}(q k^\top / \sqrt{D_h}) \tag{6}$$
 # $$\mathrm{SA}(z) = A v \tag{7}$$
 #
-# Take three tokens of two numbers, and one head with $D_h = 2$. The queries are the tokens, the keys are the tokens
-# doubled, and the values swap the two numbers.
+# In this example, there are three tokens of two numbers, and one head with $D_h = 2$. The queries are the tokens, the
+# keys are the tokens doubled, and the values swap the two numbers.
 
 # %%
 z = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -184,8 +141,9 @@ print(scores.round(4))
 #
 # $$A_1 = \frac{(4.1133,\ 1,\ 4.1133)}{4.1133 + 1 + 4.1133} = (0.4458,\ 0.1084,\ 0.4458)$$
 #
-# It reads itself and the third token, whose keys point its way, and little of the second. Its output is the mean of the
-# values with these weights: $0.4458 \cdot (0, 1) + 0.1084 \cdot (1, 0) + 0.4458 \cdot (1, 1) = (0.5542,\ 0.8916)$.
+# The first token reads itself and the third token, whose scores are high, and little of the second token. Its output is
+# the mean of the values with these weights:
+# $0.4458 \cdot (0, 1) + 0.1084 \cdot (1, 0) + 0.4458 \cdot (1, 1) = (0.5542,\ 0.8916)$.
 
 # %%
 A = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
@@ -260,8 +218,8 @@ print(f"largest difference of NumPy from the layers: {np.abs(by_hand - array(z1)
 #
 # $$z_\ell = \mathrm{MLP}(\mathrm{LN}(z'_\ell)) + z'_\ell, \qquad \ell = 1 \dots L \tag{3}$$
 #
-# Two dense layers with a GELU between them, for each token alone: attention moves information between the tokens, the
-# MLP works on it. `TransformerBlock` is equations 2 and 3 together.
+# The MLP applies two dense layers, with a GELU between them, to each token alone: attention moves information between
+# the tokens, and the MLP processes it. `TransformerBlock` computes equations 2 and 3 together.
 
 
 # %%
@@ -284,10 +242,9 @@ def block_by_hand(z, block):
 
 block = keras_vit.layers.TransformerBlock(num_heads=6, mlp_dim=1024)
 z1 = block(z0)
+by_hand = block_by_hand(array(z0)[0], block)
 print("U_1", block.mlp.dense_1.kernel.shape, " U_2", block.mlp.dense_2.kernel.shape, " z_1", tuple(z1.shape))
-print(
-    f"largest difference of NumPy from the layer: {np.abs(block_by_hand(array(z0)[0], block) - array(z1)[0]).max():.1e}"
-)
+print(f"largest difference of NumPy from the layer: {np.abs(by_hand - array(z1)[0]).max():.1e}")
 
 # %% [markdown]
 # ## 7 Equation 4: the output
@@ -295,8 +252,8 @@ print(
 # $$y = \mathrm{LN}(z_L^0) \tag{4}$$
 #
 # After $L$ blocks, the class token alone, at place 0, goes through a last layer normalization; one dense layer, the
-# head, turns $y$ into a score for each class. The patches' outputs are not used: what they know must have reached the
-# class token by attention.
+# head, turns $y$ into a score for each class. The head does not read the outputs of the patches, so that their
+# information must have reached the class token by attention.
 #
 # ## 8 The tiny model and its 8,459,762 parameters
 #
@@ -343,14 +300,14 @@ assert sum(parameters.values()) == model.count_params() == 8_459_762
 # %% [markdown]
 # ## 9 Training
 #
-# AdamW, with a learning rate that rises for a tenth of the steps and then falls as a cosine. Each picture is shown
-# once, so every point of the curve is measured on pictures that the model has not seen before. The test pictures are
-# used for one number only, at the end.
+# AdamW trains the model with a learning rate that rises for a tenth of the steps and then falls as a cosine. Each
+# picture is shown once, so every point of the curve is measured on pictures that are new to the model. The test
+# pictures are used for one number only, at the end.
 
 # %%
-batch_size, part = 32, 128 if QUICK else 500
-parts = [slice(start, start + part) for start in range(0, len(train_images), part)]
-steps = len(train_images) // batch_size
+batch_size = 32
+parts = np.array_split(np.arange(len(train_images)), 12)
+steps = sum(-(-len(part) // batch_size) for part in parts)
 inputs, test_inputs = (keras_vit.preprocess_input(images, model) for images in (train_images, test_images))
 model.compile(
     keras_vit.training.AdamW(keras_vit.training.WarmupDecay(4e-4, total_steps=steps, warmup_steps=steps // 10)),
@@ -359,15 +316,15 @@ model.compile(
 )
 
 curve = {"loss": [], "accuracy": []}
-for chosen in parts:
-    history = model.fit(inputs[chosen], train_labels[chosen], batch_size=batch_size, verbose=0).history
+for part in parts:
+    history = model.fit(inputs[part], train_labels[part], batch_size=batch_size, verbose=0).history
     for name, values in curve.items():
         values.append(history[name][0])
 _, accuracy = model.evaluate(test_inputs, test_labels, batch_size=250, verbose=0)
 print(f"test accuracy {accuracy:.4f} on {len(test_labels):,} pictures, after {len(train_labels):,} training pictures")
 
 # %%
-seen = np.arange(1, len(parts) + 1) * part
+seen = np.cumsum([len(part) for part in parts])
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
 for axes, (name, values) in zip(panels, curve.items(), strict=True):
     axes.plot(seen, values, "o-", markersize=3, label="new pictures")
@@ -380,10 +337,11 @@ for axes in panels:
     axes.legend(frameon=False)
 
 # %% [markdown]
-# This is far above guessing and far below what CIFAR-10 allows: the run is a few minutes on a processor. It is also
-# what the paper says of its model: without the locality that a convolution has built in, it has to learn from pictures
-# which of them matter, and "large scale training trumps inductive bias". Show it all 50,000 pictures for many epochs on
-# a GPU, with `keras-vit train --recipe scratch_cifar10 --data cifar10`, or start from a pre-trained ViT.
+# The accuracy is far above guessing, and far below what CIFAR-10 allows: the training takes a few minutes on a
+# processor. The paper explains why a ViT needs many pictures. A convolution has locality built in, and a ViT has to
+# learn from the pictures which patches belong together, but "large scale training trumps inductive bias". For a better
+# model, show it all 50,000 pictures for many epochs on a GPU, with
+# `keras-vit train --recipe scratch_cifar10 --data cifar10`, or start from a pre-trained ViT.
 
 # %%
 shown = slice(0, 15)
@@ -393,7 +351,8 @@ inspection.plot_predictions(test_images[shown], test_labels[shown], probabilitie
 # %% [markdown]
 # ## 10 The whole model in NumPy
 #
-# The four equations in nine lines, with the trained weights: the scores are the model's.
+# With the trained weights, NumPy computes the four equations in nine lines. Up to rounding, the scores are equal to the
+# scores of the model.
 
 
 # %%

@@ -49,7 +49,7 @@ def test_stored_notebook_is_its_executed_source(name, run):
     assert not OWN_PATH.findall(shown + "\n".join(cell.source for cell in notebook.cells))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "the_paper_in_one_notebook"])
+@pytest.mark.parametrize("name", NAMES)
 def test_first_cells_show_picture_without_switches(name):
     cells = nbformat.read(scripts.EXAMPLES / "notebooks" / f"{name}.ipynb", as_version=4).cells
     kinds = {kind for cell in cells[:3] for output in cell.get("outputs", ()) for kind in output.get("data", ())}
