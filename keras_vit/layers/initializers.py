@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-# How many numbers a random stream draws. The count is fixed, so that weights do not depend on the number of threads.
+# A random stream draws this many numbers. The count is fixed, so that weights do not depend on the number of threads.
 PIECE = 2**20
 
 

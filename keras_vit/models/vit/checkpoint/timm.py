@@ -6,7 +6,7 @@ from keras_vit.weights.found import DEFAULT, KNOWN
 
 
 def read_config(file, found):
-    """Adds config fields to `found`: those of a timm folder by its architecture, those of a state dict by its keys."""
+    """Adds config fields to `found`: for a timm folder by its architecture, for a state dict by its keys."""
     if file.container == "timm":
         timm_config.read_folder(file, found)
         _read_architecture(file, found)

@@ -1,6 +1,6 @@
 """The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP.
 
-Some keys of these files also occur in files of timm or transformers. The rules of this module tell them apart.
+Some keys of these files also occur in files of timm or transformers. The rules of this module distinguish them.
 """
 
 import dataclasses
