@@ -17,9 +17,8 @@ from tests.models.vt_resnet import test_model as vt_resnet
 from tests.peers import peer
 
 pytestmark = [pytest.mark.long, pytest.mark.every_backend]
-ROTARY = {"kind": "dinov3", "head_dim": 8, "patch_size": 4}
 MORE = [(layers.ClassToken, {}, TOKENS, (3, 6, 8), {"num_weights": 1})]
-MORE += [(layers.RotaryEmbedding, ROTARY, (2, 8, 12, 3), None, {})]
+MORE += [(layers.RotaryEmbedding, {"kind": "dinov3", "head_dim": 8, "patch_size": 4}, (2, 8, 12, 3), None, {})]
 CASES = [row for row in ON_EVERY_BACKEND + MORE if row[0].__name__ in layers.__all__]
 
 
@@ -60,8 +59,7 @@ class Builder(type):
 @pytest.mark.parametrize("family", [tiny, hybrid, bit, coatnet, efficientnet, vt_resnet], ids=lambda f: f.__name__)
 def test_model_passes_the_tests_of_keras_hub(family):
     """The tests of precision and quantization are left out, since the head computes in float32 under each policy."""
-    tests = peer("keras_hub.src.tests.test_case").TestCase()
-    model = family.build()
+    tests, model = peer("keras_hub.src.tests.test_case").TestCase(), family.build()
     tests.run_serialization_test(model)
     images = np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype("float32")
     tests.run_model_saving_test(Builder("Model", (), {"build": staticmethod(family.build)}), {}, images)

@@ -15,6 +15,30 @@ from tests.errors import refuses
 from tests.tiny import assert_close
 
 ERASING = Policy(erasing=0.5, label_smoothing=0.1)
+PIPELINE_REFUSES_INVALID_ARGUMENT = [
+    ({"augment": "heavy"}, "`augment`. Expected one of 'none', 'light1', .*'heavy'"),
+    ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
+    ({"labels": "int", "augment": "deit"}, "one-hot labels for `augment` that mixes"),
+    ({"augment": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
+    (
+        {"preprocessing": Preprocessing(mean=(0.5, 0.5))},
+        "`mean` to hold one number, or one for each of the images' 3 channels",
+    ),
+    ({"augment": 3}, "`augment`. Expected a policy, its name, or layers of Keras or keras-cv. Received: 3"),
+    ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers with at most one policy"),
+    ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
+    ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
+    ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
+    ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
+    ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),
+    ({"num_shards": 3}, "`batch_size`. Expected a multiple of num_shards=3. Received: 8"),
+    ({"num_shards": 2}, "`repeat`, `drop_remainder` or `pad_remainder` with several shards, .*: num_shards=2"),
+    ({"pad_remainder": True, "repeat": True}, "`pad_remainder` without `repeat` and .* Received: repeat=True"),
+    ({"pad_remainder": True, "drop_remainder": True}, "`pad_remainder` without .*, drop_remainder=True"),
+    ({"pad_remainder": True, "augment": "deit"}, "no `pad_remainder` with `augment` that mixes"),
+    ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
+    ({"preprocessing": "deit"}, "a model that contains one, .* Received: 'deit' of type str"),
+]
 
 
 def make(folder, **options):
@@ -231,33 +255,7 @@ def test_cache_on_disk_gives_same_batches(folder, tmp_path):
     assert list(tmp_path.iterdir()) and equal(first, batches(make(folder, training=False)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"augment": "heavy"}, "`augment`. Expected one of 'none', 'light1', .*'heavy'"),
-        ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
-        ({"labels": "int", "augment": "deit"}, "one-hot labels for `augment` that mixes"),
-        ({"augment": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
-        (
-            {"preprocessing": Preprocessing(mean=(0.5, 0.5))},
-            "`mean` to hold one number, or one for each of the images' 3 channels",
-        ),
-        ({"augment": 3}, "`augment`. Expected a policy, its name, or layers of Keras or keras-cv. Received: 3"),
-        ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers with at most one policy"),
-        ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
-        ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
-        ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
-        ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
-        ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),
-        ({"num_shards": 3}, "`batch_size`. Expected a multiple of num_shards=3. Received: 8"),
-        ({"num_shards": 2}, "`repeat`, `drop_remainder` or `pad_remainder` with several shards, .*: num_shards=2"),
-        ({"pad_remainder": True, "repeat": True}, "`pad_remainder` without `repeat` and .* Received: repeat=True"),
-        ({"pad_remainder": True, "drop_remainder": True}, "`pad_remainder` without .*, drop_remainder=True"),
-        ({"pad_remainder": True, "augment": "deit"}, "no `pad_remainder` with `augment` that mixes"),
-        ({"drop_remainder": True, "batch_size": 25}, "`batch_size` <= 24"),
-        ({"preprocessing": "deit"}, "a model that contains one, .* Received: 'deit' of type str"),
-    ],
-)
+@pytest.mark.parametrize("options, message", PIPELINE_REFUSES_INVALID_ARGUMENT)
 def test_pipeline_refuses_invalid_argument(folder, options, message):
     refuses(message, make, folder, **options)
 

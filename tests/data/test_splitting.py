@@ -5,6 +5,14 @@ import pytest
 from keras_vit import data
 from tests.errors import not_found, refuses
 
+OPTIONS = {"image_size": 8, "batch_size": 4, "normalize": False}
+PARTS = ("train", "test")
+FOLDS_HAVE_ALL_CLASSES_OF_THEIR_TABLE = [
+    (list("baac"), None, ["a", "b", "c"]),
+    pytest.param([0, 1, 1, 2], None, ["0", "1", "2"], marks=pytest.mark.long),
+    pytest.param(["a b", "a", "a", "c"], " ", ["a", "b", "c"], marks=pytest.mark.long),
+]
+
 
 def fill(folder, count, value):
     for name in ("cat", "dog"):
@@ -15,10 +23,6 @@ def fill(folder, count, value):
 
 def values(dataset):
     return sorted(float(v) for images, _ in dataset for v in images[:, 0, 0, 0])
-
-
-OPTIONS = {"image_size": 8, "batch_size": 4, "normalize": False}
-PARTS = ("train", "test")
 
 
 def test_splits_of_train_and_val_folders(tmp_path):
@@ -124,14 +128,7 @@ def test_folds_validate_each_row_once_and_are_stratified(labels):
     assert made == list(data.folds(table, 3)) and made != list(data.folds(table, 3, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("labels", "separator", "names"),
-    [
-        (list("baac"), None, ["a", "b", "c"]),
-        pytest.param([0, 1, 1, 2], None, ["0", "1", "2"], marks=pytest.mark.long),
-        pytest.param(["a b", "a", "a", "c"], " ", ["a", "b", "c"], marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("labels, separator, names", FOLDS_HAVE_ALL_CLASSES_OF_THEIR_TABLE)
 def test_folds_have_all_classes_of_their_table(tmp_path, labels, separator, names):
     fill(tmp_path, 2, 10)
     paths = [tmp_path / name for name in ("cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png")]

@@ -121,8 +121,7 @@ def test_run_on_several_devices_equals_one_device(found):
 @jax_only
 def test_run_batch_not_divisible_by_devices_is_refused(found):
     refused, is_left = found["refused_run"]
-    expected = "ValueError: Expected a `batch_size` that is a multiple of 8, the devices that share a batch"
-    assert refused.startswith(expected) and refused.endswith(": 5")
+    assert refused.startswith("ValueError: Expected a `batch_size` that is a multiple of 8") and refused.endswith(": 5")
     assert not is_left
 
 

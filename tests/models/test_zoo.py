@@ -25,6 +25,23 @@ META = "https://dl.fbaipublicfiles.com"
 ROWS = zoo.list_weights()
 B16 = zoo.find("ViTB16.imagenet21k")
 TI16 = zoo.find("ViTTi16.augreg_imagenet2012")
+ROW_HAS_PUBLISHED_ADDRESS = [
+    ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
+    ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
+    ("R50ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/R50%2BViT-B_16.npz"),
+    ("ViTL32.sam_imagenet2012", f"{GOOGLE}/vit_models/sam/ViT-L_32.npz"),
+    (
+        "R26ViTS32.augreg_imagenet2012_384",
+        f"{AUGREG}/R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
+        "--imagenet2012-steps_20k-lr_0.01-res_384.npz",
+    ),
+    ("BiTR101x3.imagenet21k_imagenet2012", f"{GOOGLE}/bit_models/BiT-M-R101x3-ILSVRC2012.npz"),
+    ("DeiTTi16Distilled.imagenet2012", f"{META}/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth"),
+    ("ViTH14.mae", f"{META}/mae/pretrain/mae_pretrain_vit_huge.pth"),
+    ("ViTB16.mae_imagenet2012", f"{META}/mae/finetune/mae_finetuned_vit_base.pth"),
+    ("ViTS8.dino", f"{META}/dino/dino_deitsmall8_pretrain/dino_deitsmall8_pretrain.pth"),
+    ("DINOv2G14.lvd142m_reg4", f"{META}/dinov2/dinov2_vitg14/dinov2_vitg14_reg4_pretrain.pth"),
+]
 
 
 @functools.cache
@@ -122,26 +139,7 @@ def test_rows_are_unique_and_consistent():
         check_row(row)
 
 
-@pytest.mark.parametrize(
-    "name, url",
-    [
-        ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
-        ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
-        ("R50ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/R50%2BViT-B_16.npz"),
-        ("ViTL32.sam_imagenet2012", f"{GOOGLE}/vit_models/sam/ViT-L_32.npz"),
-        (
-            "R26ViTS32.augreg_imagenet2012_384",
-            f"{AUGREG}/R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
-            "--imagenet2012-steps_20k-lr_0.01-res_384.npz",
-        ),
-        ("BiTR101x3.imagenet21k_imagenet2012", f"{GOOGLE}/bit_models/BiT-M-R101x3-ILSVRC2012.npz"),
-        ("DeiTTi16Distilled.imagenet2012", f"{META}/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth"),
-        ("ViTH14.mae", f"{META}/mae/pretrain/mae_pretrain_vit_huge.pth"),
-        ("ViTB16.mae_imagenet2012", f"{META}/mae/finetune/mae_finetuned_vit_base.pth"),
-        ("ViTS8.dino", f"{META}/dino/dino_deitsmall8_pretrain/dino_deitsmall8_pretrain.pth"),
-        ("DINOv2G14.lvd142m_reg4", f"{META}/dinov2/dinov2_vitg14/dinov2_vitg14_reg4_pretrain.pth"),
-    ],
-)
+@pytest.mark.parametrize("name, url", ROW_HAS_PUBLISHED_ADDRESS)
 def test_row_has_published_address(name, url):
     assert zoo.find(name).url == url
 

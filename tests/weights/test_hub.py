@@ -16,6 +16,13 @@ constants = pytest.importorskip("huggingface_hub.constants")
 
 TINY = "hf://user/tiny"
 GATED = "it is gated. Accept its conditions at .*/user/tiny, then log in with .*HF_TOKEN"
+REFUSALS_OF_HUB_GIVE_ADVICE = [
+    ("GET", 401, "GatedRepo", PermissionError, GATED),
+    # The repository can be listed, but its files are gated.
+    ("(GET|HEAD) /user/tiny/resolve", 403, "GatedRepo", PermissionError, "it is gated"),
+    ("GET", 401, "RepoNotFound", FileNotFoundError, "there is no repository .*user/tiny. If it is private, log in"),
+    ("GET", 403, None, PermissionError, "the hub refused access .403."),
+]
 
 
 @pytest.fixture
@@ -137,16 +144,7 @@ def test_damage_in_cache_is_refused(hub, files, shared):
     check_refused("it is damaged or another file: its SHA-256", TINY)
 
 
-@pytest.mark.parametrize(
-    "pattern, status, code, error, what",
-    [
-        ("GET", 401, "GatedRepo", PermissionError, GATED),
-        # The repository can be listed, but its files are gated.
-        ("(GET|HEAD) /user/tiny/resolve", 403, "GatedRepo", PermissionError, "it is gated"),
-        ("GET", 401, "RepoNotFound", FileNotFoundError, "there is no repository .*user/tiny. If it is private, log in"),
-        ("GET", 403, None, PermissionError, "the hub refused access .403."),
-    ],
-)
+@pytest.mark.parametrize("pattern, status, code, error, what", REFUSALS_OF_HUB_GIVE_ADVICE)
 def test_refusals_of_hub_give_advice(hub, files, pattern, status, code, error, what):
     hub.put("user/tiny", files)
     hub.refusals.append((pattern, status, code))
