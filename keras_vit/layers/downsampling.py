@@ -21,9 +21,12 @@ class MaxPooling2D(keras.layers.MaxPooling2D):
             return super().call(images)
         sides = []
         for size, window, stride in zip(images.shape[1:3], self.pool_size, self.strides, strict=True):
-            total = max((-(-size // stride) - 1) * stride + window - size, 0)
+            total = max(window - (size % stride or stride), 0)
             sides.append((total // 2, total - total // 2))
-        images = ops.pad(images, ((0, 0), *sides, (0, 0)), constant_values=-math.inf)
+        from torch.nn import functional  # noqa: TID251
+
+        # PyTorch cannot compile `ops.pad` in one graph. The sides of the last axis come first.
+        images = functional.pad(images, (0, 0, *sides[1], *sides[0]), value=-math.inf)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
 
 
@@ -32,7 +35,7 @@ def pooling(pool_type, padding, name, dtype):
     options = {"name": name, "dtype": dtype}
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
-    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else MaxPooling2D
+    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
     # Windows of 2 have padding only at the end of an odd side, and averages exclude it.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 
