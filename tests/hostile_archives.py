@@ -74,18 +74,6 @@ def legacy(state):
     return write
 
 
-def modules_in_modules():
-    """A pickle of 40 modules, each of which contains the next one twice."""
-    data = PICKLED + b"c__torch__\nM\nq\x00"
-    # Build the innermost module first, then wrap it.
-    data += b"h\x00)\x81}bq\x01"
-    for number in range(2, 42):
-        data += (
-            b"0h\x00)\x81}(U\x01ah" + bytes([number - 1]) + b"U\x01bh" + bytes([number - 1]) + b"ubq" + bytes([number])
-        )
-    return data + b"."
-
-
 def deep_groups(path):
     with h5py.File(path, "w") as file:
         group = file
@@ -125,7 +113,6 @@ FILES = {
     "older_memo.pth": (legacy(MEMO), "memo index 268435456"),
     "older_long.pth": (legacy(PICKLED + b"(" + b"]" * 10**6 + b"t."), "do not end within"),
     "older_bytearray.pth": (legacy(GROWING), "builtins.bytearray"),
-    "modules.pt": (script(modules_in_modules()), "more fields than"),
     "listed.pth": (listed_often, "they overlap"),
     "deep.h5": (deep_groups, "nested more than 100 deep"),
     "names.h5": (long_names, "is a long name"),

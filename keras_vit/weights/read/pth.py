@@ -1,4 +1,4 @@
-"""Reads PyTorch files with torch's weights_only loader, and TorchScript files. No code in the files is run."""
+"""Reads PyTorch files with torch's weights_only loader. No code in the files is run."""
 
 import argparse
 import os
@@ -10,7 +10,6 @@ import numpy as np
 
 from keras_vit.weights.read.bounds import check_pickles, open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
-from keras_vit.weights.read.torchscript import read_tensors
 
 # Keys of state dicts in order of preference: averages first, as in timm, teachers and target encoders before students.
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
@@ -50,9 +49,6 @@ class PthFile(WeightsFile):
         if zipped:
             self._check_archive()
             self.verified = True
-        if zipped and self._is_torchscript():
-            with refusing_damage(self.path):
-                return read_tensors(self.path)
         # Many files contain the options of a training run in a Namespace, which only has names and values, no code.
         torch.serialization.add_safe_globals([argparse.Namespace])
         with refusing_damage(self.path):
@@ -69,7 +65,7 @@ class PthFile(WeightsFile):
                 ) from error
 
     def _check_archive(self):
-        """Checks the checksums of the archive, which torch does not check, and its pickles."""
+        """Checks what torch does not check: checksums, pickles, and that the archive contains no program."""
         with open_archive(self.path) as archive:
             damaged = archive.testzip()
             if damaged is not None:
@@ -81,11 +77,12 @@ class PthFile(WeightsFile):
                         raise refuse(self.path, f"{info.filename!r} is compressed, which torch never writes")
                     with archive.open(info) as member:
                         check_pickles(self.path, member)
-
-    def _is_torchscript(self):
-        """Returns True if torch would read the file by the loader that runs its program."""
-        with zipfile.ZipFile(self.path) as archive:
-            return any(name.endswith("constants.pkl") for name in archive.namelist())
+            if any(name.endswith("constants.pkl") for name in archive.namelist()):
+                raise refuse(
+                    self.path,
+                    "it is a TorchScript archive, which contains a program. If you trust it, save its weights first: "
+                    "torch.save(torch.jit.load(path, map_location='cpu').state_dict(), new_path)",
+                )
 
     def _entry(self, key, tensor):
         import torch

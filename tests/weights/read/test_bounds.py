@@ -27,21 +27,3 @@ def test_pickle_of_many_tensors_is_read(tmp_path):
     for zipped in (True, False):
         torch.save(state, tmp_path / "many.pth", _use_new_zipfile_serialization=zipped)
         assert len(open_checkpoint(tmp_path / "many.pth").entries) == 3000
-
-
-def test_script_with_shared_arrays_and_modules_is_read(tmp_path):
-    class Block(torch.nn.Module):
-        def __init__(self, shared):
-            super().__init__()
-            self.weight, self.act, self.sizes = torch.nn.Parameter(torch.arange(6.0)), shared, [1, 2]
-
-        def forward(self, x):
-            return self.act(x) + self.weight
-
-    act = torch.nn.GELU()
-    model = torch.nn.Sequential(Block(act), Block(act))
-    model[1].weight = model[0].weight
-    torch.jit.script(model).save(tmp_path / "model.pt")
-    _, arrays = contents(tmp_path / "model.pt")
-    assert list(arrays) == ["0.weight", "1.weight"]
-    np.testing.assert_array_equal(arrays["1.weight"], np.arange(6))
