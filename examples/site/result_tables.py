@@ -337,18 +337,51 @@ def is_main_case(row):
     return tuple(row[name] for name in ("model", "dtype", "batch", "options", "activation")) == _MAIN_CASE
 
 
+def gpu_ratios():
+    """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU.
+
+    A compiled peer is compared with our compiled model, any other peer with our eager model.
+    """
+    rows = [row for row in result("gpu_h200")["rows"] if row["model"] == "B/16" and "samples" in row]
+    ours = {(row["backend"], row["task"], row["name"]): row["samples"] for row in rows}
+    ratios = {}
+    for row in rows:
+        own = ours.get((row["backend"], row["task"], "keras_vit" + " compiled" * row["name"].endswith("compiled")))
+        if own and "keras_vit" not in row["name"]:
+            turns = [mine / other for mine, other in zip(own, row["samples"], strict=False)]
+            text = f"{statistics.median(turns):.2f} ({min(turns):.2f} to {max(turns):.2f})".replace(" ", "&nbsp;")
+            ratios.setdefault((row["backend"], row["name"]), {}).setdefault(row["task"], text)
+    return ratios
+
+
 def peers():
     """Returns a table of our speed divided by the speed of each peer, for B/16 at 224 pixels."""
-    rows = {}
+    rows, on_gpu = {}, gpu_ratios()
     for backend, row in throughput_rows():
         if is_main_case(row):
             for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
                 rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
     cells = [
-        [f"{BACKENDS[backend]}, against {side}", *(found.get(task) for task in TASKS)]
-        for (backend, side), found in rows.items()
+        [
+            f"{BACKENDS[key[0]]}, against {key[1]}",
+            *(part.get(key, {}).get(task) for part in (rows, on_gpu) for task in TASKS),
+        ]
+        for key in rows
     ]
-    return f"{processors()}:\n\n" + markdown_table(["", *TASKS.values()], cells)
+    columns = [f"{place}, {title}" for place in ("CPU", "GPU") for title in TASKS.values()]
+    return f"{processors()}; {result('gpu_h200')['device']}:\n\n" + markdown_table(["", *columns], cells)
+
+
+def gpu():
+    """Returns a table of images per second on the GPU."""
+    found, cells = result("gpu_h200"), []
+    for row in found["rows"]:
+        speed = row["error"] if "error" in row else f"{row['images_per_second']:,.0f}"
+        what = [row["model"], TASKS[row["task"]], row["batch"], row["dtype"]]
+        cells.append([BACKENDS[row["backend"]], *what, row["name"], speed])
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    columns = ["Backend", "Model", "Work", "Batch", "Precision", "Package", "Images a second"]
+    return f"{found['device']}; {versions}:\n\n" + markdown_table(columns, cells)
 
 
 def speeds(options):
@@ -543,6 +576,7 @@ TABLES = {
         exports,
         families,
         fuzz,
+        gpu,
         growth,
         int8,
         kills,
