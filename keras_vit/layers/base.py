@@ -72,12 +72,10 @@ class Layer(keras.layers.Layer):
 
     def get_config(self):
         config = super().get_config()
-        # On PyTorch, attributes that are layers, such as an activation, are in `_modules`.
-        own = {**vars(self), **vars(self).get("_modules", {})}
         for kind in type(self).__mro__:
             if issubclass(kind, Layer) and "__init__" in vars(kind):
                 names = inspect.signature(kind.__init__).parameters
-                config.update({name: _plain(own[name]) for name in names if name in own})
+                config.update({name: _plain(getattr(self, name)) for name in names if hasattr(self, name)})
         return config
 
 
@@ -113,8 +111,8 @@ class CompositeLayer(Layer):
 
     def keep_statistics(self):
         """Makes batch normalization with frozen weights keep its statistics in training, as Keras' frozen layers do."""
-        # On PyTorch, attributes that are layers are in `_modules`.
-        for layer in {**vars(self), **vars(self).get("_modules", {})}.values():
+        # On PyTorch, a Keras layer is a module, and its inner layers are its children.
+        for layer in self.children() if hasattr(self, "children") else vars(self).values():
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.trainable = layer.gamma.trainable
 
