@@ -311,9 +311,9 @@ def _turn_in_tensorflow(encoded, magic):
 
     def number(at, size):
         at = tf.clip_by_value(at, 0, tf.size(data) - size)
-        values = [tf.gather(data, at + i) * (1 << 8 * i) for i in range(size)]
-        swapped = [tf.gather(data, at + i) * (1 << 8 * (size - 1 - i)) for i in range(size)]
-        return tf.where(start == b"II*\0", sum(values), sum(swapped))
+        weights = np.array([1 << 8 * i for i in range(size)], "int32")
+        octets = tf.gather(data, tf.expand_dims(at, -1) + np.arange(size, dtype="int32"))
+        return tf.reduce_sum(octets * tf.where(start == b"II*\0", weights, weights[::-1]), -1)
 
     first = number(4, 4)
     places = tf.range(tf.minimum(number(first, 2), length // 12)) * 12 + tf.clip_by_value(first, 0, EXIF_BYTES) + 2
