@@ -96,7 +96,9 @@ def pytest_ignore_collect(collection_path, config):
         return None
     text = collection_path.read_text(encoding="utf-8")
     here = keras.backend.backend() == backend_of_folder(collection_path)
-    if not here and not any(f"mark.{name}" in text for name in ("every_backend", "backends", "long_elsewhere")):
+    # The normal run does not import a file for tests that only the long run repeats on this backend.
+    marks = ("every_backend", "backends", *(["long_elsewhere"] if config.option.markexpr != "not long" else []))
+    if not here and not any(f"mark.{name}" in text for name in marks):
         return True
     if config.option.markexpr == "long" and not any(sign in text for sign in SIGNS_OF_LONG_TESTS):
         return True

@@ -1,6 +1,9 @@
 import json
 
+import pytest
 
+
+@pytest.mark.long
 def test_gpu_sides_compile_together_and_take_turns(run, tmp_path):
     options = ("--models", "Ti/16", "--num-layers", 1, "--batch", 2, "--device", "cpu", "--turns", 2, "--steps", 1)
     run(*options, "--sides", "keras_vit", "--tasks", "train", "--out", tmp_path / "a.json")

@@ -37,8 +37,8 @@ MIXERS = {
 }
 # The other layers draw their numbers as one of these does.
 DRAWN = ("keras_cv AugMix", "keras_cv GridMask", "keras_cv RandomChoice", "keras RandAugment")
-MARKS = {name: pytest.mark.every_backend if name in DRAWN else pytest.mark.long for name in LAYERS}
-MARKS |= dict.fromkeys(("keras_cv MixUp", "keras_cv CutMix"), pytest.mark.every_backend)
+MARKS = {name: pytest.mark.long_elsewhere if name in DRAWN else pytest.mark.long for name in LAYERS}
+MARKS |= dict.fromkeys(("keras_cv MixUp", "keras_cv CutMix"), pytest.mark.long_elsewhere)
 
 
 def mapped(function, inputs, threads=None):

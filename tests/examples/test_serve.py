@@ -301,7 +301,7 @@ server.main([sys.argv[2], "--port", "0"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_stopped_server_answers_requests_under_way(number, tmp_path):
     command = [sys.executable, "-c", SLOW, str(scripts.EXAMPLES / "serve"), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

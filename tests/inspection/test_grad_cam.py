@@ -26,7 +26,7 @@ def read(tensor, model, images):
     return ops.convert_to_numpy(keras.Model(model.input, tensor)(images))
 
 
-@pytest.mark.every_backend
+@pytest.mark.long_elsewhere
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_grad_cam_matches_direct_computation(build):
     """The logits are linear in the pooled map, so the gradient is the class's column of the head's kernel."""
