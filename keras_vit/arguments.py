@@ -258,6 +258,21 @@ def class_names(names, num_classes):
     )
 
 
+def names_differ(names, others):
+    """Returns True if class names differ. No names, or only numbers as names, do not differ from any words."""
+    names, others = list(names or ()), list(others or ())
+    if set(names) & set(others):
+        return names != others
+    return all(part and part != [str(i) for i in range(len(part))] for part in (names, others))
+
+
+def same_classes(teacher_names, student_names):
+    """Raises if the class names of a teacher and a student differ."""
+    if names_differ(teacher_names, student_names):
+        expected = f"the student's classes in the same order, {list(student_names)[:5]} ..."
+        raise ValueError(f"Expected a `teacher` with {expected} Received: {list(teacher_names)[:5]} ...")
+
+
 def record(kind, values):
     """Returns a dataclass of type `kind` from a dict of its fields; raises if one is unknown, missing or invalid."""
     try:

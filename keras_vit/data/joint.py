@@ -80,7 +80,8 @@ def with_pseudo_labels(
             teacher are not smoothed.
 
     Raises:
-        ValueError: If an argument is out of range, or the datasets' batches are not of (images, labels).
+        ValueError: If an argument is out of range, the datasets' batches are not of (images, labels), or the datasets
+            have other class names.
 
     Example:
     >>> import tensorflow as tf
@@ -99,6 +100,9 @@ def with_pseudo_labels(
     arguments.rate("label_smoothing", label_smoothing)
     for name, data in (("labelled", labelled), ("pseudo_labelled", pseudo_labelled)):
         _check_parts(name, data, 2)
+    names = [list(getattr(data, "class_names", ())) for data in (labelled, pseudo_labelled)]
+    if arguments.names_differ(*names):
+        raise arguments.invalid("pseudo_labelled", f"the classes of `labelled`, {names[0][:5]} ...", names[1][:5])
 
     def per_class(labels, smoothed):
         if labels.shape.rank == 1:

@@ -13,7 +13,7 @@ from keras_vit.distillation.losses import HardDistillation, SoftDistillation, we
 from keras_vit.models.backbone import HEADS
 from keras_vit.models.family import cut_from
 from keras_vit.models.wrapper import TrainingWrapper
-from keras_vit.prediction.classes import output_activation
+from keras_vit.prediction.classes import fitting_class_names, output_activation
 from keras_vit.prediction.inputs import real_array
 from keras_vit.prediction.preprocessing import require_normalization
 
@@ -153,7 +153,7 @@ class Distiller(TrainingWrapper):
             do by default.
 
     Raises:
-        ValueError: If an argument is out of range, or the models do not match.
+        ValueError: If an argument is out of range, or the models or their class names do not match.
 
     Example:
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
@@ -198,6 +198,7 @@ class Distiller(TrainingWrapper):
         if outputs and outputs[0].shape[-1] != self.num_classes:
             expected = f"Expected `teacher` to have the student's {self.num_classes} classes"
             raise ValueError(f"{expected}. Received: {outputs[0].shape[-1]} classes")
+        arguments.same_classes(*map(fitting_class_names, (teacher.model, student)))
         self._distillation = HardDistillation() if kind == "hard" else SoftDistillation(self.temperature)
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
         names = ("class", "distillation") if heads else ()

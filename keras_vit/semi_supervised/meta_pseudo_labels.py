@@ -7,7 +7,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.distribution.processes import num_processes
 from keras_vit.models.wrapper import TrainingWrapper
-from keras_vit.prediction.classes import output_activation
+from keras_vit.prediction.classes import fitting_class_names, output_activation
 
 
 class MetaTeacher(keras.Model):
@@ -113,7 +113,8 @@ class MetaPseudoLabels(TrainingWrapper):
         seed: Int, the random seed for drawing labels, or None for a random seed.
 
     Raises:
-        ValueError: If an argument is out of range, or the models do not match or do not return logits.
+        ValueError: If an argument is out of range, or the models or their class names do not match, or the models do
+            not return logits.
         RuntimeError: If `compile` is called with several replicas of TensorFlow or several processes of PyTorch, which
             would train separate teachers.
 
@@ -153,6 +154,7 @@ class MetaPseudoLabels(TrainingWrapper):
         if student is teacher or student.output_shape != teacher.output_shape:
             expected = f"another model than `teacher`, of its {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
+        arguments.same_classes(*map(fitting_class_names, (teacher, student)))
         # `compile` decides by the dtype policy if it scales the loss. The student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)

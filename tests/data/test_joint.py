@@ -98,3 +98,6 @@ def test_joint_datasets_refuse_other_batches():
         lambda: data.with_pseudo_labels(of([0, 1], 2), of([0, 1], 2), num_classes=2, label_smoothing=1),
     ):
         refuses("`(labelled|pseudo_labelled|augmented|ratio|label_smoothing)`", bad)
+    parts = of([0, 1], 2), of([0, 1], 2)
+    parts[0].class_names, parts[1].class_names = ["a", "b"], ["b", "a"]
+    refuses("`pseudo_labelled`. Expected the classes of `labelled`", data.with_pseudo_labels, *parts, num_classes=2)

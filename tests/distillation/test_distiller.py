@@ -250,6 +250,8 @@ def test_bad_arguments():
     for name, value in (("kind", "warm"), ("alpha", 1.1), ("alpha", -0.1), ("alpha", "half"), ("temperature", 0)):
         refuses(f"`{name}`.*Expected.*Received", Distiller, student, teacher, **{name: value})
     refuses("the student's 5 classes. Received: 7", Distiller, student, conv_teacher(num_classes=7))
+    named = [tiny.build(class_names=list(names)) for names in ("abcde", "edcba")]
+    refuses("`teacher` with the student's classes in the same order, .'a'.*Received: .'e'", Distiller, *named)
     inputs = keras.Input((6, 6, 3))
     for wrong, message in (
         (linear_student(activation="softmax"), "`student` to give logits"),
