@@ -16,6 +16,7 @@ from keras_vit.console import printable
 from keras_vit.distribution.layouts import batch_parts
 from keras_vit.models.finite import non_finite_weights
 from keras_vit.models.profile import profile
+from keras_vit.prediction.classes import gives_classes
 from keras_vit.prediction.inputs import check_values, functional_graph, input_range, num_batches, to_numpy
 from keras_vit.prediction.taps import sublayers
 from keras_vit.training.epochs import Rows, as_tuple, is_arrays
@@ -84,8 +85,9 @@ class Findings:
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, verbose=1):
     """Checks a model and its data before training, estimates the memory, and returns `Findings`.
 
-    It reads a few batches and runs the model; no weight changes. One error lists all mistakes. The logger "keras_vit"
-    warns of settings that are unusual but possible. `keras_vit.training.run` and `keras-vit train` call this first.
+    It reads a few batches and runs the model; no weight changes. A model without class names gets the names of the
+    data. One error lists all mistakes. The logger "keras_vit" warns of settings that are unusual but possible.
+    `keras_vit.training.run` and `keras-vit train` call this first.
 
     Args:
         model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.
@@ -122,11 +124,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
         found = _data_problems(model, graph, validation, classification_heads(model, graph, validation, compiled))
         for texts, more in zip((problems, doubts), found, strict=True):
             texts += [f"In `validation_data`: {text}" for text in more if text not in texts]
-        if names_differ(validation.class_names, seen.class_names):
-            problems.append(
-                f"Expected `validation_data` with the classes of the training data, {seen.class_names[:5]} ... "
-                f"Received: {validation.class_names[:5]} ..."
-            )
+    problems += class_name_problems(model, seen.class_names, getattr(validation_data, "class_names", ()))
     steps = seen.steps if steps_per_epoch is None else steps_per_epoch
     problems += step_problems(seen, steps, steps_per_epoch, replicas)
     parameters = count_parameters(model)
@@ -149,6 +147,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
     if problems:
         listed = "".join(f"\n{i}. {text}" for i, text in enumerate(problems, 1))
         raise ValueError(problems[0] if len(problems) == 1 else f"The training setup has several mistakes:{listed}")
+    give_class_names(model, seen.class_names)
     for text in doubts:
         logger.warning("%s", text)
     initial_loss = None
@@ -281,22 +280,34 @@ def _data_problems(model, graph, seen, heads):
         if not name and seen.num_classes and seen.num_classes > num_classes > 1:
             classes = f"{seen.num_classes} outputs, one for each class of the data"
             problems.append(f"Expected a model of {classes}. Received: {num_classes}")
-    carrier = find_normalization(model)
-    named = getattr(carrier, "class_names", None)
-    if names_differ(named, seen.class_names):
-        problems.append(
-            f"Expected data with the model's classes in the same order, {named[:5]} ... Received: "
-            f"{seen.class_names[:5]} ... After you replace the head, set `class_names` of the layer {carrier.name!r}."
-        )
     return problems, doubts
 
 
-def names_differ(names, others):
-    """Returns True if class names differ. No names, or only numbers as names, do not differ from any words."""
-    if names and others and set(names) & set(others):
-        return list(names) != list(others)
-    given = [names for names in (names, others) if names and names != [str(i) for i in range(len(names))]]
-    return len(given) == 2 and given[0] != given[1]
+def class_name_problems(model, names, validation_names=()):
+    """Yields messages about class names that differ between a model, its data and its validation data."""
+    layer = find_normalization(model)
+    named, names, validation_names = (
+        [*(x or ())] for x in (getattr(layer, "class_names", ()), names, validation_names)
+    )
+    if arguments.names_differ(named, names or validation_names):
+        yield (
+            f"Expected data with the model's classes in the same order, {named[:5]} ... Received: "
+            f"{(names or validation_names)[:5]} ... After you replace the head, set `class_names` of the layer "
+            f"{layer.name!r}."
+        )
+    if arguments.names_differ(validation_names, names):
+        yield (
+            f"Expected `validation_data` with the classes of the training data, {names[:5]} ... "
+            f"Received: {validation_names[:5]} ..."
+        )
+
+
+def give_class_names(model, names):
+    """Gives the data's class names to a model without names, if each name belongs to one of its outputs."""
+    graph, layer = functional_graph(model), find_normalization(model)
+    is_unnamed = names and graph is not None and layer is not None and not layer.class_names
+    if is_unnamed and gives_classes(graph) and graph.output_shape[1] == len(names):
+        layer.class_names = names
 
 
 def step_problems(seen, steps, steps_per_epoch, replicas):

@@ -6,6 +6,7 @@ from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.models import forward
 from keras_vit.models.finite import non_finite_weights
 from keras_vit.training.checkpoints import CheckpointSlots
+from keras_vit.training.checks import class_name_problems, give_class_names
 from keras_vit.training.epochs import Epochs, one_batch
 from keras_vit.training.resume import ResumableRun
 from keras_vit.training.run_record import PARTS, describe_data, describe_run
@@ -18,7 +19,8 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
     uninterrupted run, bit for bit on one machine if the backend is deterministic, because each epoch sets the global
     random seeds. To continue a finished run, start it again with more `epochs`. If a callback such as EarlyStopping
     stopped the run, start it again without that callback. A loss or weight that is not finite stops the run, and the
-    model gets the weights of the last checkpoint. Returns the `keras.callbacks.History` of the whole run.
+    model gets the weights of the last checkpoint. A model without class names gets the names of the data. Returns the
+    `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -40,8 +42,8 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
-        ValueError: If an argument is invalid, the model is not built, the state of a callback cannot be saved, or the
-            checkpoint is of another run (see `allow`).
+        ValueError: If an argument is invalid, the model is not built, the state of a callback cannot be saved, the
+            checkpoint is of another run (see `allow`), or model, data and validation data have other class names.
         RuntimeError: If another process trains in the folder, or one of several PyTorch processes has not called
             `keras_vit.distribution.synchronize`.
 
@@ -98,6 +100,11 @@ def train(
                 "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "
                 "mixed labels. Pass a weight for each image: data=(images, labels, weights)."
             )
+        names, others = (getattr(part, "class_names", ()) for part in (data.latest, options.get("validation_data")))
+        if len(batch) > 1:
+            for problem in class_name_problems(model, names, others):
+                raise ValueError(problem)
+            give_class_names(model, names)
         # Evaluate a batch to build the metrics.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}

@@ -6,9 +6,11 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from keras_vit.arguments import names_differ
+from keras_vit.data import from_dataframe, from_directory
 from keras_vit.training import SAM, LayerDecay, fit, freeze, preflight
 from keras_vit.training.checks import look as read_batches
-from keras_vit.training.checks import names_differ, step_problems
+from keras_vit.training.checks import step_problems
 from tests.errors import refuses
 from tests.tiny import assert_close, build
 
@@ -226,6 +228,28 @@ def test_numbers_as_class_names_are_compared_with_numbers():
     numbers = [str(i) for i in range(12)]
     assert names_differ(numbers, sorted(numbers)) and names_differ(["0", "1", "2"], ("0", "2"))
     assert not names_differ(numbers, [f"class{i}" for i in range(12)]) and not names_differ(numbers, [])
+
+
+def test_classes_of_table_and_folders_are_compared_by_name(tmp_path):
+    for i in range(12):
+        (tmp_path / str(i)).mkdir()
+        keras.utils.save_img(tmp_path / str(i) / "0.png", np.full((16, 16, 3), 20 * i), scale=False)
+    table = {"path": [f"{i}/0.png" for i in range(12)], "label": list(range(12))}
+    model = build(num_classes=12)
+    model.compile("sgd", SPARSE)
+    folders = from_directory(tmp_path, preprocessing=model, training=False)
+    rows = from_dataframe(table, directory=tmp_path, preprocessing=model, training=False)
+    # The folder "10" comes before the folder "2".
+    run = {"epochs": 1, "resume": tmp_path / "run", "verbose": 0}
+    refuses("`validation_data` with the classes", preflight, model, rows, validation_data=folders)
+    refuses("`validation_data` with the classes", fit, model, rows, validation_data=folders, **run)
+    assert model.config.class_names is None
+    fit(model, rows, **run)
+    assert model.config.class_names == tuple(map(str, range(12)))
+    refuses("data with the model's classes in the same order", fit, model, folders, **run)
+    other = build(num_classes=12)
+    preflight(other, folders, verbose=0)
+    assert other.config.class_names == tuple(sorted(map(str, range(12))))
 
 
 def test_preflight_checks_images_of_two_inputs():
