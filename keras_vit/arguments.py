@@ -192,7 +192,10 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns (rows, columns) of whole patches; sides may be None or tensors. `stride`: of a preceding ResNet."""
+    """Returns the (rows, columns) of whole patches in an image, whose sides may be None or tensors.
+
+    `stride` is the total stride of a ResNet before the patches.
+    """
     smallest = [(patch - 1) * stride + 1 for patch in patch_size]
     if any(isinstance(side, int) and side < least for side, least in zip(image_size, smallest, strict=True)):
         raise ValueError(
@@ -208,13 +211,13 @@ def grid_size(image_size, patch_size, stride=1):
 
 
 def takes(expected, received):
-    """Returns True if a shape matches an input shape; None is any size in both."""
+    """Returns True if the shape of a tensor matches the input shape of a model. None matches any size."""
     pairs = zip(expected, received, strict=False)
     return len(expected) == len(received) and all(None in (e, r) or e == r for e, r in pairs)
 
 
 def image_shape(name, received, expected, owner=""):
-    """Raises if a batch of images has another shape than a model takes; None is any number in both shapes."""
+    """Raises a ValueError if a batch of images does not have the input shape of a model. None matches any number."""
     if takes(expected[1:], received[1:]):
         return
     described = f"images of shape {expected[1:]}{owner}, where None is any number"
@@ -227,7 +230,7 @@ def image_shape(name, received, expected, owner=""):
 
 def arrays(name, value):
     """Returns a model's input; raises if it is not an array of at least two axes, or a structure of such arrays."""
-    import keras  # The help pages of the command line import this file without Keras.
+    import keras  # Import Keras here, because the help pages of the command line import this file and need no Keras.
 
     for part in keras.tree.flatten(value):
         is_real = not isinstance(part, np.ndarray) or (part.dtype.kind in "biufV" and np.isfinite(part).all())
@@ -247,7 +250,7 @@ def class_names(names, num_classes):
         return None
     is_list = np.iterable(names) and not isinstance(names, str)
     listed = tuple(names) if is_list else ()
-    # Names need not differ: two classes of ImageNet share a name.
+    # Names may be equal: two classes of ImageNet have the same name.
     named = all(isinstance(name, str) and name for name in listed)
     if is_list and named and num_classes in (None, 0, len(listed)):
         return listed

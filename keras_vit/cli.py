@@ -93,7 +93,7 @@ def _read_model(args, path, **options):
 
 
 def _settings(pairs):
-    """Returns {name: value}; "preprocessing.mean" sets an entry of the dict "preprocessing"."""
+    """Converts the pairs of --set to a dict. The key "preprocessing.mean" sets an entry of the dict "preprocessing"."""
     found = {}
     for key, text in pairs:
         name, dot, part = key.partition(".")
@@ -192,7 +192,7 @@ def _train(args):
     from keras_vit import data, distribution, inspection, training
 
     if args.coordinator is None and args.process_id is None:
-        # Processes started by torchrun get the same arguments, and must not start more.
+        # torchrun runs this command again, with the same arguments. Those processes must not start more processes.
         if args.processes and "TORCHELASTIC_RUN_ID" not in os.environ:
             return distribution.launch(args.command, args.processes)
         distribution.initialize()

@@ -21,7 +21,7 @@ MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 # Outside of these limits, float32 could not scale images.
 _SMALLEST, _LARGEST = 1e-6, 1e6
-# {filter: the only `antialias` that it allows}.
+# {interpolation filter: the only value of `antialias` that it allows}.
 _ANTIALIAS = {"nearest": False, "area": True}
 # Padding of convolutions with strides: "same" is TensorFlow's, "symmetric" adds equal zeros on all sides, as in
 # PyTorch.
@@ -210,7 +210,7 @@ class ModelConfig:
                 self._set(field.name, field.metadata["check"](field.name, getattr(self, field.name)))
         self._set("image_size", arguments.image_size(self.image_size))
         self._set("preprocessing", preprocessing_record(self.preprocessing))
-        # The number of names is free, since a head may be added later.
+        # Do not compare the number of names with `num_classes`, because a head may be added later.
         self._set("class_names", arguments.class_names(self.class_names, None))
         self.preprocessing.check_channels(self.in_channels)
 

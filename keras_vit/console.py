@@ -59,7 +59,7 @@ class Progress:
                 self.update(self.done + steps(item), self.count + (count or steps)(item))
 
     def update(self, done, count=None):
-        """Sets the number of finished steps, and of items for the rate."""
+        """Shows the progress: `done` finished steps, and `count` items for the rate (None: as many as steps)."""
         self.done, self.count = done, done if count is None else count
         if self.verbose and (self.shown or time.monotonic() - self.start >= DELAY):
             if self.title and not self.shown and keras.config.is_interactive_logging_enabled():
@@ -75,7 +75,7 @@ class Progress:
         return self
 
     def __exit__(self, *_):
-        # An unfinished bar has not ended its line.
+        # Keras' bar ends its line only when all steps are finished.
         if self.shown and (self.bar.target is None or self.done < self.bar.target):
             self._draw(finalize=True)
 

@@ -30,7 +30,7 @@ def replacing(path):
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}.")
     special = target.exists() and not (target.is_file() or target.is_dir())
-    # The folder of a device is often not writable.
+    # Write to a device or pipe directly, because its folder is often not writable.
     with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
         # Keras chooses the format by the suffix, so the draft has the name that the caller passed.
         draft = Path(folder, path.name)
@@ -108,7 +108,7 @@ def put_folder(draft, path):
 
 
 def _replaced(folder, path):
-    """Returns the place in a draft folder for the old contents of `path` during the swap."""
+    """Returns the path in a draft folder to which `put_folder` moves the old contents of `path`."""
     return folder / f"{path.name}.replaced"
 
 

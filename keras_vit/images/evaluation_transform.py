@@ -62,7 +62,7 @@ class EvaluationTransform:
         return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
     def seen(self, size, xp=np):
-        """Returns the part of an image that is kept: its upper left and lower right (y, x), in heights and widths.
+        """Returns the upper left and lower right corner (y, x) of the part to keep, in fractions of height and width.
 
         `size` is as in `plan`. With padding, the corners are outside the image.
         """
@@ -137,7 +137,7 @@ class EvaluationTransform:
         return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
 
     def _clipped(self, image, of_bytes, xp):
-        """Clips images of 1, 3 or 4 channels to [0, 255]; float images only if the kernel overshoots."""
+        """Clips images of 1, 3 or 4 channels to [0, 255]; float images only after a kernel that overshoots."""
         if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
             return image
         clip = np.clip if xp is np else xp.clip_by_value
@@ -172,8 +172,8 @@ def _rounded(size, by):
 
 
 def _weighted(image, first, weights, axis):
-    """Sums pixels along an axis with weights; `first` holds the first source pixel of each new pixel."""
-    # At the front of the array, the values of each pixel along the axis are contiguous.
+    """Returns weighted sums of pixels along an axis; `first` has the first source pixel of each new pixel."""
+    # Move the axis to the front, so that the values that belong to one position on the axis are contiguous.
     image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
     total = np.zeros((len(first), *image.shape[1:]), "float32")
     for i, shares in enumerate(weights.T):

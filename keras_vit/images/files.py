@@ -18,18 +18,19 @@ from keras_vit.images.parts import END, JPEG, MAX_PARTS, PNG, SCAN, START, check
 # A JPEG's pixels x scans are at most MAX_SCANS x `max_pixels`, so smaller JPEGs may have more scans. Encoders write
 # about 10 scans.
 MAX_SCANS = 16
-# Compressed texts of a PNG, each of which may decompress to 8 MB.
+# The largest number of compressed texts in a PNG. Each may decompress to 8 MB.
 MAX_TEXTS = 8
-# Bytes of a PNG that are decompressed in one call.
+# The number of bytes of a PNG that are decompressed in one call.
 PIECE = 1 << 16
 # Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
-# EPS runs Ghostscript. BLP may hold a JPEG whose scans are not counted. Pillow only identifies BUFR, GRIB and HDF5.
+# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG, whose scans nothing counts.
+# Pillow identifies BUFR, GRIB and HDF5, but cannot read them.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 _GREY = (0.299, 0.587, 0.114)
-# Bytes of an EXIF block, its byte orders, and the tag of the orientation.
+# The largest number of bytes of an EXIF block that are read, its byte orders, and the tag of the orientation.
 EXIF_BYTES = 1 << 16
 _ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
 ORIENTATION = 0x0112
@@ -150,7 +151,8 @@ def jpeg_header(encoded, max_pixels, max_side=MAX_SIDE):
 
     size = tf.cast(tf.image.extract_jpeg_shape(encoded)[:2], "int64")
     most = MAX_SCANS * max_pixels // tf.maximum(tf.reduce_prod(size), 1)
-    # Thumbnails and data after the image may hold the marker too. If it is too frequent, visit each segment, slowly.
+    # Count the marker of scans. Thumbnails and data after the image may contain it too, so if there are too many, count
+    # the scans segment by segment, which is slower.
     few = _count(encoded, b"\xff\xda") <= most
     return size, _fits(size, max_pixels, max_side) & tf.cond(few, lambda: True, lambda: _scans(encoded, most) <= most)
 
@@ -159,7 +161,7 @@ def png_header(encoded, max_pixels, max_side=MAX_SIDE):
     """Returns a PNG's (height, width), a TensorFlow tensor, and whether its size and texts are within the limits."""
     import tensorflow as tf
 
-    # Unsigned sizes of 2**31 and more become negative, so they are rejected.
+    # Unsigned sizes of 2**31 and more become negative numbers, so `_fits` refuses them.
     sides = tf.io.decode_raw(tf.strings.substr(encoded, len(PNG), 8), "int32", little_endian=False)
     size = tf.cast(tf.ensure_shape(sides, (2,))[::-1], "int64")
     return size, _fits(size, max_pixels, max_side) & (_texts(encoded) <= MAX_TEXTS)
@@ -178,7 +180,7 @@ def _texts(encoded):
     def step(start, found):
         head = tf.strings.substr(encoded, tf.cast(start, "int32"), 8)
         length, name = tf.unstack(tf.cast(tf.io.decode_raw(head, "int32", little_endian=False), "int64"), num=2)
-        # The length has no sign. The checksum of 4 bytes may be missing at the end of the file.
+        # The length is an unsigned number. At the end of the file, the checksum of 4 bytes may be missing.
         end = start + 8 + length % (1 << 32)
         end = tf.where((name == last) & (end <= tf.cast(size, "int64")), tf.cast(size, "int64"), end)
         return end + 4, found + tf.cast(tf.reduce_any(name == texts), "int64")
@@ -207,7 +209,7 @@ def _scans(encoded, most):
     """Does the same as `num_scans` in TensorFlow; returns more than `most` for too many segments."""
     import tensorflow as tf
 
-    # An appended end marker ends the loop.
+    # Append an end marker, so that the loop ends.
     data = tf.cast(tf.io.decode_raw(encoded + b"\xff\xd9\0\0", "uint8"), "int64")
     follows = data[1:-2]
     marks = tf.where((data[:-3] == 255) & (follows > 0) & (follows < 255) & ((follows < 0xD0) | (follows > 0xD7)))[:, 0]
@@ -234,7 +236,7 @@ def decode_jpeg(encoded, channels):
     """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as `read_pixels` does."""
     import tensorflow as tf
 
-    # Pillow uses libjpeg's accurate transform.
+    # Use libjpeg's accurate transform, as Pillow does.
     image = to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
     return upright_in_tensorflow(image, encoded, b"Exif\0\0")
 
@@ -285,7 +287,7 @@ def _turn(data):
     """Returns the EXIF orientation in the bytes of a JPEG or PNG, 1 to 8; 1 if there is none."""
     magic = b"Exif\0\0" if data.startswith(JPEG) else b"eXIf"
     before, _, block = data.partition(magic)
-    # Parts after the first scan belong to other images in the file.
+    # EXIF data after the first scan belongs to another image in the file.
     order = None if magic != b"eXIf" and b"\xff\xda" in before else _ORDERS.get(block[:4])
     if order is None:
         return 1

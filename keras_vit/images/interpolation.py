@@ -23,7 +23,7 @@ def _range(size, xp):
 
 
 def _number(size, xp):
-    """Returns a size as a float, computed from a range, since torch.export would make a cast size a constant."""
+    """Returns a size as a float, from a range of numbers, because torch.export makes a cast size a constant."""
     return size if xp is np else _range(size, xp)[-1] + 1
 
 
@@ -74,11 +74,14 @@ def _antialiased(kernel):
 
 
 def _geometric(old, new, xp):
-    """Resizes relative position biases as BEiT does: linearly, between offsets with geometric gaps; `old` is odd."""
+    """Resizes biases of relative positions as BEiT does: linearly, between offsets whose gaps grow geometrically.
+
+    `old`, the number of old offsets, is odd.
+    """
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # Find the ratio of the progression that makes the outermost offsets coincide, in 19 bisections.
+    # Find the growth of the gaps for which the outermost old and new offsets coincide, by 19 bisections.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2

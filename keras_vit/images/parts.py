@@ -2,19 +2,19 @@
 
 import re
 
-# Parts of a file that are visited, apart from one more for each 1,024 bytes.
+# The largest number of parts in a file. A file of n bytes may have n / 1,024 more.
 MAX_PARTS = 2_000
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 START, SCAN, END = 0xD8, 0xDA, 0xD9
 # Restart markers (D0 to D7) and escaped bytes are part of a scan's data, so they do not match.
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"II\0*", b"MM*\0")
-# Bytes of a value by its type in TIFF.
+# {type of a TIFF value: its number of bytes}.
 _TYPES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 
 
 def check_parts(data):
-    """Raises if a part of a PNG, JPEG, WebP, GIF or TIFF is longer than the rest of the file, or if it has too many."""
+    """Raises if a part of a PNG, JPEG, WebP, GIF or TIFF does not end within the file, or if there are too many."""
     most = MAX_PARTS + len(data) // 1024
     for number, (_, start, end) in enumerate(_parts(data), 1):
         if end > len(data):
@@ -80,7 +80,7 @@ def _blocks(gif):
 
 
 def _palette(gif, at):
-    """Returns the bytes of a palette by the flags that announce it."""
+    """Returns the number of bytes of a palette from the byte of flags before it."""
     flags = _number(gif, at, 1)
     return 3 * 2 ** (flags % 8 + 1) if flags & 0x80 else 0
 

@@ -16,7 +16,10 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class TableRows(dict):
-    """Some rows of a table as {name: values}. `lines` are for errors, and `whole` has the labels of all classes."""
+    """Some rows of a table, as {column name: values}.
+
+    `lines` has the numbers of the rows for errors. `whole` has all rows of the table, and so the labels of all classes.
+    """
 
     def __init__(self, columns, lines, chosen):
         super().__init__({name: [values[row] for row in chosen] for name, values in columns.items()})
@@ -36,7 +39,7 @@ def read_columns(frame, argument="frame"):
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
-        # If rows were added or removed, the line numbers no longer fit.
+        # If the user added or removed rows, the line numbers are no longer right.
         if isinstance(frame, TableRows) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
@@ -105,12 +108,12 @@ def empty(cell):
     try:
         return cell is None or bool(cell == "" or cell != cell)
     except TypeError:
-        # Comparing NA gives NA, which has no bool.
+        # pandas' NA compared with a value is NA, which has no truth value.
         return True
 
 
 def fail(expected, lines, bad, error=ValueError):
-    """Raises if there are `bad` rows, pairs of (row index from 0, value)."""
+    """Raises an error if `bad` is not empty. It is a list of (row index from 0, the value received)."""
     if bad:
         what, numbers = lines
         shown = "; ".join(f"{what} {numbers[i]}: {received}" for i, received in bad[:10])

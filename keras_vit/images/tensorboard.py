@@ -40,7 +40,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # The last epoch is also written, but it is only known when training ends.
+        # Images of the last epoch are written too, by `on_train_end`, because training may stop early.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)

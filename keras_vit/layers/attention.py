@@ -13,7 +13,10 @@ from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
 def with_sharding(tensor, name):
-    """Splits a tensor over the devices by the layout for a name, if there is one that divides its sides."""
+    """Shards a tensor by the active distribution's layout called `name`.
+
+    Returns the tensor unchanged if there is no such layout, or if a mesh axis does not divide a dimension.
+    """
     layout = active_layout(name)
     if layout is None:
         return tensor
@@ -24,7 +27,7 @@ def with_sharding(tensor, name):
 
 
 def active_layout(name):
-    """Returns the `keras.distribution.TensorLayout` of a name in the active distribution, or None."""
+    """Returns the `keras.distribution.TensorLayout` called `name` of the active distribution, or None."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.get_tensor_layout(name)
 
@@ -116,7 +119,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
-        # If it were built at its first call, the layer would change after PyTorch compiled it.
+        # Build the dropout before its first call, because a later change of the layer makes PyTorch compile it again.
         self.dropout.build((None, self.num_heads, None, None))
         options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
         if self.output_norm:
@@ -204,10 +207,10 @@ class MultiHeadSelfAttention(CompositeLayer):
         return query, key, value
 
     def _project_by_heads(self, tokens):
-        """Returns (batch, num_tokens, 3, num_heads, head_dim), split over devices by the heads.
+        """Returns queries, keys and values as (batch, num_tokens, 3, num_heads, head_dim), with the heads sharded.
 
-        If the columns of the fused kernel were split, its parts would not be heads of queries, keys and values. XLA
-        would collect the products on each device.
+        Sharding the columns of the fused kernel instead would mix queries, keys and values on a device, and XLA would
+        copy all products to each device.
         """
         kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
         kernel = with_sharding(kernel, "heads of a kernel")
@@ -218,7 +221,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         return with_sharding(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
-        """Returns the scaled products of queries and embeddings of offsets, (batch, num_heads, queries, keys)."""
+        """Returns the bias of the scores, (batch, num_heads, queries, keys), from the relative position embeddings."""
         queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[1], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
@@ -236,7 +239,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
 
 class _KeysWithoutBias(Dense):
-    """The projection to queries, keys and values; the bias of the keys stays zero."""
+    """The projection to queries, keys and values. It ignores the bias of the keys, so the keys have no bias."""
 
     def call(self, inputs, training=None):
         return dense(inputs, self.kernel, self.bias_without_keys())
@@ -249,12 +252,12 @@ class _KeysWithoutBias(Dense):
         return super().quantize(mode, type_check=False, **kwargs)
 
     def quantized_call(self, *args, **kwargs):
-        # Keras' quantized call adds the whole bias.
+        # Keras' quantized call adds the bias of the keys too, so subtract it.
         outputs = super().quantized_call(*args, **kwargs)
         return outputs - ops.cast(self._key_bias(), outputs.dtype)
 
     def _key_bias(self):
-        """Returns the bias, with zeros for queries and values."""
+        """Returns the bias of the keys, with zeros in the places of queries and values."""
         query, key, value = ops.split(ops.convert_to_tensor(self.bias), 3)
         return ops.concatenate([ops.zeros_like(query), key, ops.zeros_like(value)])
 

@@ -56,7 +56,7 @@ class AttentionPooling(CompositeLayer):
         options |= {"dtype": self.dtype_policy, "name": "attention"}
         self.attention = keras.layers.MultiHeadAttention(self.num_heads, head_dim, **options)
         self.attention.build(probe_shape, tokens_shape)
-        # Passed to the constructor, `trainable` would not reach the attention's inner layers.
+        # The constructor's `trainable` would not reach the inner layers of the attention.
         if not self.trainable:
             self.attention.trainable = False
         self.norm.build(probe_shape)
@@ -72,7 +72,7 @@ class AttentionPooling(CompositeLayer):
         batch, _, hidden_dim = ops.shape(tokens)
         tokens = tokens[:, self.num_prefix_tokens :]
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
-        # Keras' own `call` takes no bias.
+        # Keras' `call` does not take a bias for the scores, so compute the attention here.
         query = self.attention.query_dense(probe) / math.sqrt(self.attention.key_dim)
         key, value = self.attention.key_dense(tokens), self.attention.value_dense(tokens)
         scores = ops.cast(ops.einsum("bqhd,bkhd->bhqk", query, key), "float32")

@@ -9,12 +9,12 @@ from keras_vit.layers import costs
 class Layer(keras.layers.Layer):
     """A Keras layer whose config holds the `__init__` arguments, each kept as an attribute of the same name."""
 
-    # If True and `cost_steps` returns None, a call costs the sum of the layers and operations that `call` calls.
+    # If True and `cost_steps` returns None, the cost of a call is the sum over the layers and operations in `call`.
     adds_up = False
 
     @property
     def inherited(self):
-        """Options for inner layers; `trainable` keeps them frozen when a frozen layer is reloaded."""
+        """The arguments that inner layers receive. With `trainable`, they stay frozen when a frozen layer is loaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
     def set_booleans(self, **values):
@@ -29,7 +29,8 @@ class Layer(keras.layers.Layer):
         Keras' steps before and after `call` take longer than the products of a small model. Hooks and activity
         regularizers of the inner layer then have no effect.
         """
-        # Keras casts variables before `call` in mixed precision, and lays out the output after it in a distribution.
+        # `call` is not enough in mixed precision, where Keras casts variables first, or in a distribution, where Keras
+        # shards its output.
         is_plain = layer.compute_dtype == layer.variable_dtype == self.compute_dtype and layer.quantization_mode is None
         if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
             return layer(x, **kwargs)
@@ -82,7 +83,8 @@ class Layer(keras.layers.Layer):
 _PLAIN = (Layer, keras.layers.Dense, keras.layers.Dropout, keras.layers.LayerNormalization)
 
 
-# Keras saves only the outer layer's config. Subclasses define `dense_layers` and end `build` with `restore_changes`.
+# Keras saves only the config of the outer layer, without the changes of its inner layers. Subclasses define
+# `dense_layers`, and call `restore_changes` at the end of `build`.
 class CompositeLayer(Layer):
     """A layer with inner layers whose config also records their LoRA, quantization and frozen weights."""
 
@@ -99,10 +101,10 @@ class CompositeLayer(Layer):
         for path, options in changes.get("lora", {}).items():
             layers[path].enable_lora(options["rank"], lora_alpha=options["alpha"])
         for path, options in changes.get("quantized", {}).items():
-            # A map of policies quantizes a layer when it is built.
+            # With a `DTypePolicyMap`, Keras has already quantized the layer when it was built.
             if layers[path].quantization_mode is None:
                 config = keras.saving.deserialize_keras_object(options["config"])
-                # Older Keras versions take no config.
+                # In older versions of Keras, `quantize` has no argument `config`.
                 layers[path].quantize(options["mode"], **({} if config is None else {"config": config}))
         if "frozen" in changes:
             for weight in self._trained():
@@ -129,7 +131,7 @@ class CompositeLayer(Layer):
                 changes["quantized"][path] = {"mode": layer.quantization_mode, "config": quantization}
         changes = {kind: found for kind, found in changes.items() if found}
         weights = self._trained()
-        # If all weights agree, the `trainable` of the layer is enough.
+        # If all weights are frozen or all are trained, the `trainable` of the layer is enough.
         if any(weight.trainable != self.trainable for weight in weights):
             changes["frozen"] = [self._below(weight.path) for weight in weights if not weight.trainable]
         return {**config, **({"changes": changes} if changes else {})}
@@ -142,7 +144,7 @@ class CompositeLayer(Layer):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """Returns a path relative to this layer, which is the same in any model."""
+        """Returns the part of a weight's path below this layer. It is the same in every model."""
         return path.removeprefix(f"{self.path}/")
 
 

@@ -1,4 +1,7 @@
-"""Counts the multiply-adds and the kept activations of a call, for one image at inference, only from shapes."""
+"""Computes the costs of a call from shapes: its multiply-adds, and the activations that training keeps.
+
+All counts are for one image.
+"""
 
 import math
 import re
@@ -20,8 +23,8 @@ def _classes(pattern):
     return tuple(kind for name, kind in vars(keras.layers).items() if re.fullmatch(pattern, name))
 
 
-# (layer classes, multiply-adds of an output value). With groups, a kernel's input axis has the channels of one group.
-# LoRA merges its two matrices once per batch, which is not counted.
+# (layer classes, function that returns the multiply-adds for one output value). In grouped convolutions, the input axis
+# of the kernel has the channels of one group. LoRA multiplies its two matrices once per batch, which is not counted.
 PRODUCTS = (
     (keras.layers.Dense, lambda layer, x: x.shape[-1]),
     (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
@@ -34,11 +37,11 @@ FREE = VIEWS + _classes(
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-# Operations of `keras.ops` whose output is a view, or is kept in place of the input.
+# Operations of `keras.ops` that keep no additional activation: the output is a view, or training keeps only the output.
 VIEW_OPERATIONS = (
     "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
 )
-# Operations with products that are not counted.
+# Operations that multiply matrices, but whose multiply-adds are not counted.
 UNKNOWN_OPERATIONS = (
     ".*(Conv|[Dd]ot|Einsum|FFT|STFT|Cholesky|Solve).*|Correlate|Cross|Det|Eigh?|Inner|Inv|Kron|Lstsq|LuFactor|Qr|SVD"
 )
@@ -59,7 +62,7 @@ def operation_steps(operation, args, kwargs, output):
         return [Step("", products, 0 if re.fullmatch(VIEW_OPERATIONS, kind) or "float" not in output.dtype else size)]
     for kinds, count in PRODUCTS:
         if isinstance(operation, kinds):
-            # The input of an activation inside the layer is kept too.
+            # If the layer has an activation, training keeps the input of the activation too.
             copies = 1 if operation.activation in (None, keras.activations.linear) else 2
             return [Step("", size * count(operation, x), copies * size)]
     if hasattr(operation, "cost_steps"):

@@ -4,7 +4,7 @@ from keras import ops
 
 from keras_vit.layers import kernels
 
-# The keys that a layer with LoRA saves in addition to Keras' numbered keys.
+# Keras saves a layer's weights under numbers. A layer with LoRA also saves its factors under these keys.
 _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 
@@ -21,7 +21,7 @@ class Dense(keras.layers.Dense):
 
     @property
     def dtype_policy(self):
-        """The layer's policy. Keras returns the whole map of policies, whose mode of quantization is another."""
+        """The dtype policy of this layer. With a `DTypePolicyMap`, Keras would return the whole map."""
         policy = super().dtype_policy
         is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
         return policy[self.path] if is_map and self.path else policy
@@ -37,7 +37,7 @@ class Dense(keras.layers.Dense):
     def build(self, input_shape):
         alpha = self.lora_alpha
         super().build(input_shape)
-        # Keras overwrites alpha with the rank if the config enables LoRA.
+        # If the config enables LoRA, Keras sets alpha to the rank.
         self.lora_alpha = alpha
 
     # Keras would save LoRA merged into the kernel in the compute dtype, and load zeros, which get no gradient.
@@ -71,5 +71,5 @@ class Dense(keras.layers.Dense):
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def quantize(self, mode=None, type_check=True, **kwargs):
-        # Keras does not quantize subclasses, since their `call` may differ. The `call` of this class computes the same.
+        # Keras refuses to quantize subclasses of Dense, because their `call` may differ. This `call` computes the same.
         return super().quantize(mode, type_check=type_check and type(self) is not Dense, **kwargs)

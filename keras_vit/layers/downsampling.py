@@ -25,7 +25,7 @@ class MaxPooling2D(keras.layers.MaxPooling2D):
             sides.append((total // 2, total - total // 2))
         from torch.nn import functional  # noqa: TID251
 
-        # PyTorch cannot compile `ops.pad` in one graph. The sides of the last axis come first.
+        # PyTorch cannot compile `ops.pad` in one graph. Its own function takes the padding of the last axis first.
         images = functional.pad(images, (0, 0, *sides[1], *sides[0]), value=-math.inf)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
 
@@ -41,7 +41,7 @@ def pooling(pool_type, padding, name, dtype):
 
 
 def conv(kind, kernel_size, strides, padding, **options):
-    """Returns a (depthwise) convolution layer of class `kind`, without bias. `convolve` calls it."""
+    """Returns a convolution layer of class `kind`, normal or depthwise, without bias. Call it with `convolve`."""
     depthwise = kind is keras.layers.DepthwiseConv2D
     options[f"{'depthwise' if depthwise else 'kernel'}_initializer"] = FanOutNormal()
     options["padding"] = "valid" if strides > 1 and padding == "symmetric" else "same"
@@ -49,7 +49,7 @@ def conv(kind, kernel_size, strides, padding, **options):
 
 
 def convolve(layer, images):
-    """Calls a layer from `conv`. If its padding is symmetric, pads all four sides equally before."""
+    """Calls a layer that `conv` made. If its padding is symmetric, first pads all four sides equally."""
     if layer.padding == "valid":
         side = (layer.kernel_size[0] // 2,) * 2
         images = ops.pad(images, ((0, 0), side, side, (0, 0)))

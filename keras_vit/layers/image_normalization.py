@@ -46,12 +46,12 @@ class ImageNormalization(keras.layers.Layer):
         config=None,
         **kwargs,
     ):
-        # In lower precision, pixels would be rounded before they are centred.
+        # Compute in float32, because lower precisions would round the pixels before they are centred.
         super().__init__(**{**kwargs, "dtype": "float32"}, autocast=False)
         apply = arguments.boolean("apply", apply)
         if config is None:
             preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
-            # The images' channels are unknown until `build`, which checks the constants.
+            # `build` checks the constants, because the number of channels is unknown before.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
             config = {"preprocessing": preprocessing, "include_preprocessing": apply, "in_channels": channels}
             config = ModelConfig(**config, class_names=class_names, task=task)
@@ -97,12 +97,13 @@ class ImageNormalization(keras.layers.Layer):
         self.preprocessing.check_channels(images_shape[-1])
 
     def call(self, images):
-        # On JAX, Keras' train, test and predict steps do not compare shapes with the input of the model.
+        # On JAX, `fit`, `evaluate` and `predict` of Keras do not compare the shape of images with the model's input.
         if self.config is not None and not isinstance(images, keras.KerasTensor):
             expected = (None, *self.config.image_size, self.config.in_channels)
             arguments.image_shape("images", tuple(images.shape), expected)
             if None in images.shape[1:] and None not in expected[1:]:
-                # After images of two sizes, TensorFlow traces a step for any size. This raises for all but the own one.
+                # After images of two sizes, TensorFlow traces a step for images of any size. Then this line refuses
+                # all sizes except the model's.
                 images = ops.reshape(images, (ops.shape(images)[0], *expected[1:]))
         images = ops.cast(images, self.compute_dtype)
         return self.normalize(images) if self.apply and not self.folded else images
@@ -147,10 +148,10 @@ class ImageNormalization(keras.layers.Layer):
         if config.get("config") is not None:
             # Files of version 0.2 contain `apply` next to the config.
             own = {"include_preprocessing": config.pop("apply", False), **config["config"]}
-            # If Keras built the config, its error would repeat the whole config.
+            # Build the config here, because an error in Keras' `from_config` would repeat the whole config.
             config["config"] = ModelConfig.from_dict(own)
         else:
-            # Files of version 0.2 contain each constant and the task as an argument of the layer.
+            # In files of version 0.2, each constant and the task are arguments of the layer.
             constants = {field.name: config.pop(field.name) for field in fields(Preprocessing) if field.name in config}
             config |= {"preprocessing": constants} if constants else {}
             for task in ("multi_label", "regression"):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-# A random stream draws this many numbers. The count is fixed, so that weights do not depend on the number of threads.
+# Each random stream draws this many numbers. The number is fixed, so weights do not depend on the number of threads.
 PIECE = 2**20
 
 
@@ -65,7 +65,7 @@ class FanOutNormal(keras.initializers.HeNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """Returns Glorot uniform with explicit fans, if the kernel's shape does not show them, as in a fused QKV kernel."""
+    """Returns Glorot uniform for explicit fans, which the shape of a fused QKV kernel does not show."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 

@@ -7,7 +7,7 @@ import math
 import keras
 from keras import ops
 
-# Attention on more than _LONG tokens, 724 pixels in patches of 16, computes at most _SLICE queries at a time.
+# If there are more than _LONG tokens (724 x 724 pixels in patches of 16), attention computes _SLICE queries at a time.
 _LONG, _SLICE = 2048, 512
 
 
@@ -44,7 +44,7 @@ def activate(x, activation):
 
 @contextlib.contextmanager
 def in_one_piece():
-    """Turns off the slicing of long sequences in its block, for converters that have no loops."""
+    """Computes attention for long sequences without slices inside the `with` block, for exporters without loops."""
     global _LONG
     before, _LONG = _LONG, math.inf
     try:
@@ -75,7 +75,7 @@ def attend(query, key, value, bias, training=False):
         return _attend_by_cudnn(query, key, value, bias)
     query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
     if keras.backend.backend() == "torch" and has_fused_kernel():
-        # Keras' own operation copies its inputs and takes no bias.
+        # Keras' operation would copy the inputs, and does not take a bias.
         from torch.nn import functional
 
         x = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
@@ -85,7 +85,7 @@ def attend(query, key, value, bias, training=False):
 
 
 def _suits_cudnn(query, key):
-    # JAX's fused kernel needs 16 bits, as many queries as keys, and narrow heads.
+    # cuDNN needs 16 bits and as many queries as keys. In float32, JAX would keep all scores of a long sequence.
     is_short = keras.backend.standardize_dtype(query.dtype) != "float32" or not _is_long(query.shape[1])
     return is_short and query.shape[1] == key.shape[1]
 
@@ -156,10 +156,10 @@ def _attend_in_slices(query, key, value, bias, training):
         return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
 
     step = keras.remat(attend_slice) if training else attend_slice
-    # TensorFlow's recomputation accepts no None, and has a gradient only for tensors that are its arguments.
+    # On TensorFlow, `keras.remat` accepts no None, and computes gradients only for its arguments.
     by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
     parts = [query] if bias is None or by_key else [query, bias]
-    # A loop, since XLA and TensorFlow would compute unrolled slices at the same time, and keep all scores.
+    # Use a loop: XLA and TensorFlow would compute unrolled slices at the same time, and keep all their scores.
     parts = [slices(part) for part in parts]
     x = _map(lambda part: step(part[0], key, value, *by_key, *part[1:]), parts)
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
@@ -171,11 +171,11 @@ def _is_long(length):
 
 
 def _map(function, parts):
-    """Applies a function to one slice after another and stacks the results, which are shaped like its first input."""
+    """Applies `function` to one slice after another and stacks the results. A result has the shape of `parts[0][0]`."""
     if keras.backend.backend() != "tensorflow":
         return ops.map(function, parts)
     import tensorflow as tf
 
-    # ops.map would compute ten slices at once.
+    # `ops.map` would compute ten slices at the same time.
     signature = tf.TensorSpec(parts[0].shape[1:], parts[0].dtype)
     return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)

@@ -89,7 +89,7 @@ class MLP(CompositeLayer):
             x = activate(gate, self.activation) * x
         if self.inner_norm:
             x = self.run(self.norm, x)
-        # Calling a no-op layer costs time on PyTorch.
+        # Skip a dropout that does nothing, because each call of a layer takes time on PyTorch.
         if not self.dropout_rate:
             return self.run(self.dense_2, x)
         x = self.run(self.dropout_1, x, training=training)

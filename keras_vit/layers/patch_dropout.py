@@ -36,14 +36,14 @@ class PatchDropout(Layer):
             return tokens
         batch, length, _ = ops.shape(tokens)
         num_patches = length - self.num_prefix_tokens
-        # Round down, with a margin for float errors: 10 * (1 - 0.8) is just below 2.
+        # Add a margin before rounding down, because 10 * (1 - 0.8) is slightly less than 2.
         if isinstance(num_patches, int):
             num_kept = max(1, int(num_patches * (1 - self.rate) + 1e-3))
         else:
             num_kept = ops.cast(ops.cast(num_patches, "float32") * (1 - self.rate) + 1e-3, "int32")
             num_kept = ops.maximum(1, num_kept)
         if keras.backend.backend() == "torch" and self.seed is None:
-            # PyTorch cannot compile Keras' generator.
+            # PyTorch cannot compile Keras' seed generator, so draw from PyTorch's own generator.
             import torch  # noqa: TID251
 
             noise = torch.rand((batch, num_patches), device=tokens.device)
@@ -58,6 +58,6 @@ class PatchDropout(Layer):
         return []
 
     def compute_output_shape(self, tokens_shape):
-        # The number of tokens depends on `training`.
+        # The number of output tokens is unknown, because it depends on `training`.
         batch, _, hidden_dim = tokens_shape
         return batch, None, hidden_dim

@@ -33,7 +33,7 @@ class PatchMap(Layer):
 
     def call(self, tokens, images):
         batch, *image_size, _ = ops.shape(images)
-        # An explicit batch size makes a wrong sequence length an error.
+        # Pass the batch size: with -1, a wrong number of tokens would not raise an error.
         shape = (batch, *arguments.grid_size(image_size, self.patch_size), tokens.shape[-1])
         return ops.reshape(tokens[:, self.num_prefix_tokens :], shape)
 

@@ -8,7 +8,7 @@ from keras_vit.images.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import Layer
 
-# The number that must divide the number of channels, by method.
+# {method: the number that must divide the number of channels}.
 METHODS = {"learned": 1, "learned2d": 2, "sincos2d": 4}
 
 
@@ -84,7 +84,7 @@ class PositionEmbedding(Layer):
         num_prefix = self.num_prefix_positions
         self.embeddings = self.row_embeddings = self.column_embeddings = self.prefix_embeddings = None
         if self.method == "learned":
-            # The table includes the prefix, as in the official checkpoints.
+            # As in the official checkpoints, the table also has the embeddings of the prefix tokens.
             self.embeddings = self._embeddings("embeddings", (1, num_prefix + rows * columns, hidden_dim))
         elif self.method == "learned2d":
             self.column_embeddings = self._embeddings("column_embeddings", (columns, hidden_dim // 2))
@@ -93,7 +93,7 @@ class PositionEmbedding(Layer):
                 self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
 
     def _found_grid(self, length, images_shape):
-        """Returns (rows, columns) of the images, or of a square of the tokens after the prefix; raises if unknown."""
+        """Returns (rows, columns) of the patches from the image size or, if unknown, of a square grid of tokens."""
         if images_shape is not None and None not in images_shape[1:3]:
             return arguments.grid_size(images_shape[1:3], self.patch_size)
         patches = None if length is None else length - self.num_prefix_tokens
@@ -141,15 +141,15 @@ class PositionEmbedding(Layer):
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
     def _is_own(self, grid_size):
-        """Returns True if a grid is known to be the stored one."""
-        # A side may be a tensor, or a symbol of torch.export, which a comparison would tie to the example's size.
+        """Returns True if a grid is certainly the grid of the stored table."""
+        # A side may be a tensor or a symbol of torch.export. Comparing a symbol would fix it to the example's size.
         return all(type(side) is int for side in grid_size) and grid_size == self.grid_size
 
     def _resize(self, embeddings, grid_size, hidden_dim):
         if self._is_own(grid_size):
             return embeddings
         rows, columns = self._resize_matrices(grid_size)
-        # Two products, since an einsum of three operands would tie torch.export to the example's size.
+        # Use two products, because an einsum of three tensors would fix the size in torch.export.
         resized = ops.matmul(rows, ops.reshape(embeddings, (self.grid_size[0], -1)))
         return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
@@ -162,7 +162,7 @@ class PositionEmbedding(Layer):
 
 def _sincos(length, channels):
     """Returns sines, then cosines, of each position along one axis, (length, channels)."""
-    # PyTorch cannot compile NumPy's arrays.
+    # PyTorch cannot compile NumPy arrays.
     frequencies = 10_000.0 ** -(ops.arange(channels // 2, dtype="float32") / max(1, channels // 2 - 1))
     angles = ops.arange(length, dtype="float32")[:, None] * frequencies
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)

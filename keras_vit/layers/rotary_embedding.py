@@ -54,11 +54,11 @@ class RotaryEmbedding(Layer):
     """
 
     def __init__(self, kind, head_dim, patch_size, grid_size=None, **kwargs):
-        # Angles are too inexact in lower precision.
+        # Compute the angles in float32, because lower precisions are too inexact.
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.kind = arguments.choice("kind", kind, tuple(KINDS))
         self.head_dim = arguments.positive_int("head_dim", head_dim)
-        # Each of the two axes rotates pairs of channels.
+        # Each of the two image axes rotates pairs of channels, so the channels of a head must be divisible by 4.
         if head_dim % 4:
             raise arguments.invalid("head_dim", "a multiple of 4 for rotary positions", head_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
@@ -89,7 +89,7 @@ class RotaryEmbedding(Layer):
     def _axis_angles(self, kind, length, scaled):
         """Returns the angles of each position along one axis, (length, head_dim / 4)."""
         quarter = self.head_dim // 4
-        # PyTorch cannot compile NumPy's arrays.
+        # PyTorch cannot compile NumPy arrays.
         frequencies = kind.theta ** -(ops.arange(quarter, dtype="float32") / quarter)
         positions = ops.arange(length, dtype="float32")
         if kind.normalized:

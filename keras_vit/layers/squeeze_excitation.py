@@ -42,7 +42,7 @@ class SqueezeExcitation(Layer):
         self.expand.build((None, 1, 1, self.reduced_dim))
 
     def _dense_options(self):
-        # Each kernel gets a copy, since an initializer draws the same numbers at every call.
+        # Copy the initializer for each kernel, because an initializer draws the same numbers at every call.
         initializer = keras.initializers.get(keras.initializers.serialize(self.kernel_initializer))
         return {"kernel_initializer": initializer, **self.inherited}
 

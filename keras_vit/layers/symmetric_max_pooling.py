@@ -37,7 +37,7 @@ class SymmetricMaxPooling2D(Layer):
         side = (self.pool_size // 2,) * 2
         value = 0.0 if self.padding == "zeros" else -math.inf
         if keras.backend.backend() != "torch":
-            # TensorFlow's max pooling on CPUs ignores NaN, but not infinity.
+            # On CPUs, TensorFlow's max pooling ignores NaN. It does not ignore infinity.
             images = ops.where(ops.isnan(images), math.inf, images)
         images = ops.pad(images, ((0, 0), side, side, (0, 0)), constant_values=value)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")

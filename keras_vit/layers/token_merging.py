@@ -2,7 +2,7 @@
 
 from keras import ops
 
-# Output indices and a matrix product replace sort, gather and scatter, which are slow on some backends and formats.
+# This code uses output indices and a matrix product. Sort, gather and scatter are slow on some backends and formats.
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
@@ -36,7 +36,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
     of_sources = ops.where(merges, num_kept + target, place_if_kept)
     of_targets = num_kept + ops.arange(ops.shape(targets)[1], dtype="int32")
     of_targets = ops.broadcast_to(of_targets, (batch, ops.shape(targets)[1]))
-    # Interleave to the original order. If the number of patches is odd, the last target gets a dummy partner.
+    # Bring even and odd patches back to their original order. If the number of patches is odd, add one dummy patch.
     num_patches, num_targets = ops.shape(keys)[1], ops.shape(targets)[1]
     of_sources = ops.concatenate([of_sources, of_targets[:, : num_targets - num_sources]], axis=1)
     places = ops.reshape(ops.stack([of_targets, of_sources], axis=2), (-1, 2 * num_targets))[:, :num_patches]
@@ -53,6 +53,6 @@ def merge(tokens, sizes, places, num_left):
     if sizes is not None:
         weights = weights * ops.cast(sizes, "float32")[:, None, :]
     sizes = ops.sum(weights, axis=-1)
-    # A token that does not merge has weight exactly 1 and stays unchanged.
+    # A token that is not merged has a weight of exactly 1, so it stays unchanged.
     weights = ops.cast(weights / sizes[:, :, None], tokens.dtype)
     return ops.matmul(weights, tokens), sizes

@@ -47,7 +47,7 @@ class TokenPooling(Layer):
     def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]
-        # A half-precision sum of hundreds of numbers would be too inexact for the head.
+        # Compute the mean in float32, because a sum of hundreds of numbers in half precision is too inexact.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         if sizes is None:
             mean = ops.mean(patches, axis=1)

@@ -13,7 +13,10 @@ ON_TORCH = keras.backend.backend() == "torch"
 
 
 def recompute(function, tensor, weights, dropouts):
-    """Returns `function(tensor)`, recomputed for the gradient; it reads `weights` and calls each of `dropouts` once."""
+    """Returns `function(tensor)`, which is computed again for the gradient (rematerialization).
+
+    `weights` are the weights that the function reads. It must call each dropout layer of `dropouts` once.
+    """
     # keras.remat would draw new dropout masks when recomputing, and leak the seeds' state on JAX. It restores only
     # PyTorch's generator, which layers without a seed use on PyTorch.
     seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
@@ -131,7 +134,7 @@ class TransformerBlock(CompositeLayer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _checked(self, num_outputs):
-        """Returns a number of outputs, or None; raises if some of these tokens would merge."""
+        """Returns `num_outputs`, or None; raises if token merging could change one of these leading tokens."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
             expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, with token merging"
@@ -167,7 +170,7 @@ class TransformerBlock(CompositeLayer):
         else:
             outputs = run(tokens)
         if merges:
-            # int32, since a lower compute dtype would round the sizes.
+            # Use int32, because a lower compute dtype would round the sizes.
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
