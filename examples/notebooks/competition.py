@@ -118,7 +118,7 @@ for fold, (train_rows, valid_rows) in enumerate(keras_vit.data.folds(train, num_
 # %% [markdown]
 # ## 4 Mistakes on held-out images
 #
-# Each image was held out once, so the out-of-fold accuracy is that of all labelled images. In the confusion matrix,
+# Each image was held out once, so the out-of-fold accuracy covers all labelled images. In the confusion matrix,
 # rows are the true classes and columns the predicted ones.
 
 # %%
@@ -132,7 +132,7 @@ print(f"out-of-fold accuracy: {keras_vit.evaluation.top_k_accuracy(probabilities
 keras_vit.evaluation.plot_confusion_matrix(confusion_matrix(truth, probabilities.argmax(axis=1)), names)
 
 # %% [markdown]
-# These images got the lowest probability for their label, the worst mistakes among them. Look here for wrong labels.
+# These are the images whose label got the lowest probability. Check them for wrong labels.
 
 # %%
 hardest = probabilities[np.arange(len(truth)), truth].argsort()[:12]

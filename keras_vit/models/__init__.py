@@ -1,9 +1,7 @@
-"""Builders of whole models, and their class."""
+"""The functions that build models, and `FamilyModel`, the class of these models."""
 
 from keras_vit.models import builders
 from keras_vit.models.bit.model import BiT
-
-# The named builders of all families.
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.coatnet.model import CoAtNet
 from keras_vit.models.efficientnet.model import EfficientNet

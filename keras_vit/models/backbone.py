@@ -9,12 +9,12 @@ from keras_vit.config import config_of, find_normalization
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.graph import is_graph, nodes_before, operations_before, producing_call
 
-# The heads of the class token and of the distillation token.
+# The names of the layers that classify the class token and the distillation token.
 HEADS = ("head", "head_dist")
 
 
 class BackboneParts(NamedTuple):
-    """The layers of a model that contains a backbone, each in one of the lists."""
+    """The layers of a model by their place relative to the backbone: each layer is in one of the first four lists."""
 
     below: list  # before the first block: the embedding
     blocks: list  # in order
@@ -24,7 +24,7 @@ class BackboneParts(NamedTuple):
 
 
 def find_parts(model):
-    """Returns the `BackboneParts` of a model that contains exactly one backbone, or is one; else raises."""
+    """Returns the `BackboneParts` of a model; raises ValueError if it contains no backbone, or more than one."""
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
         names = ", ".join(layer.name for layer in model.layers)
@@ -60,7 +60,7 @@ def _parts_or_none(model):
 
 
 def head_inputs(model):
-    """Returns the symbolic tensors that layers outside the backbone read from it; [] without a backbone."""
+    """Returns the symbolic tensors that the backbone passes to other layers, such as the head; [] if there is none."""
     parts = _parts_or_none(model)
     if parts is None:
         return []
@@ -75,7 +75,7 @@ def head_inputs(model):
 
 
 def head_within(model):
-    """Returns True if the backbone is nested in the model together with its own head."""
+    """Returns True if the backbone is in a nested model, and this nested model has a head with weights."""
     parts = _parts_or_none(model)
     if parts is None or len(parts.models) == 1:
         return False
@@ -89,12 +89,12 @@ def gives_features(model):
     if last is None:
         return True
     parts = _parts_or_none(model)
-    # If there is no backbone, the outputs may be anything.
+    # If there is no backbone, the kind of the outputs is unknown.
     return parts is not None and last in (*parts.below, *parts.blocks, *parts.above)
 
 
 def _last_with_weights(tensors):
-    """Returns the last operation with weights on the way to the tensors, or None."""
+    """Returns the last operation with weights before the tensors in the graph, or None."""
     for operation, _ in nodes_before(tensors):
         if getattr(operation, "weights", None):
             return _last_with_weights(operation.outputs) if is_graph(operation) else operation
@@ -108,7 +108,7 @@ def _blocks(model):
 
 
 def find_blocks(model, family=None):
-    """Returns the blocks of a model or submodel, in order; raises if it has none or is not of this family."""
+    """Returns the blocks of a model in order; raises ValueError if it has none, or is not of this family."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []
     if not blocks or family not in (None, config_of(model).family):
         is_vit = family == "vit"
@@ -132,5 +132,5 @@ def _ways_to_blocks(model):
 
 
 def _flat(layer):
-    """Returns the layers of a graph, including nested layers, or a list of only the layer itself."""
+    """Returns all layers of a nested model, at any depth, as a list; for any other layer, a list of this layer."""
     return [inner for each in layer.layers for inner in _flat(each)] if is_graph(layer) else [layer]

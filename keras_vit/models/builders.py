@@ -1,4 +1,4 @@
-"""The named builders, one row each; their sizes are in `keras_vit.models.vit.variants`."""
+"""The builders of single variants, such as `ViTB16`: one row per builder."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ VARIANTS: dict[str, tuple[str, str]] = {}
 def row(
     name: str, builder: Callable[Concatenate[str, P], FamilyModel], variant: str, **defaults: Any
 ) -> Callable[P, FamilyModel]:
-    """Makes the typed and documented builder of one variant, with other defaults for some config fields."""
+    """Returns the builder function `name` of one variant; `defaults` are config fields that differ from the variant."""
     family = next(family for family in FAMILIES.values() if family.builder == builder.__name__)
 
     def named(**kwargs):
@@ -44,7 +44,7 @@ def row(
     return named
 
 
-# ViT, also as MAE and DINO pre-trained it. The sources of the sizes are in `keras_vit.models.vit.variants`.
+# ViT, which MAE and DINO also pre-trained. The sizes and their sources are in `keras_vit.models.vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS8 = row("ViTS8", ViT, "S/8")
@@ -101,7 +101,7 @@ DINOv2B14 = row("DINOv2B14", ViT, "B/14", **_DINOV2)
 DINOv2L14 = row("DINOv2L14", ViT, "L/14", **_DINOV2)
 DINOv2G14 = row("DINOv2G14", ViT, "DINOv2G/14", **{**_DINOV2, "activation": "silu"})
 
-# DINOv3's backbones: arXiv 2508.10104, section 3; images are resized as in its README.
+# DINOv3's backbones: arXiv 2508.10104, section 3; images are resized as in DINOv3's README.
 _DINOV3 = {
     "num_classes": 0,
     "position_embedding": "none",
@@ -135,7 +135,7 @@ CLIPB32 = row("CLIPB32", ViT, "B/32", projection_dim=512, **_CLIP)
 CLIPB16 = row("CLIPB16", ViT, "B/16", projection_dim=512, **_CLIP)
 CLIPL14 = row("CLIPL14", ViT, "L/14", projection_dim=768, **_CLIP)
 
-# EVA-02, fine-tuned on ImageNet: arXiv 2303.11331, section 2 and, for the image sizes, its code.
+# EVA-02, fine-tuned on ImageNet: arXiv 2303.11331, section 2. The image sizes are from EVA-02's code.
 _EVA02 = {
     "pooling": "gap",
     "class_token": True,
@@ -202,5 +202,5 @@ EfficientNetB7 = row("EfficientNetB7", EfficientNet, "B7")
 EfficientNetB8 = row("EfficientNetB8", EfficientNet, "B8")
 EfficientNetL2 = row("EfficientNetL2", EfficientNet, "L2")
 
-# Set through globals(), because type checkers read a computed `__all__` as empty.
+# Set `__all__` through globals(), because type checkers would take a computed `__all__` as empty.
 globals()["__all__"] = list(VARIANTS)

@@ -1,4 +1,4 @@
-"""Lists the model families, and recognises the family and the source of a checkpoint."""
+"""Lists the model families, and recognises the family of a checkpoint and the code base that wrote it."""
 
 import os
 
@@ -18,7 +18,7 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 
 
 def sources():
-    """Returns {name: Source} for the sources of all families; several have the name "keras"."""
+    """Returns {name: `Source`} for all families; of several sources named "keras", it contains the last one."""
     return {source.name: source for source in _all_sources()}
 
 
@@ -27,7 +27,7 @@ def _all_sources():
 
 
 def identify(file, source=None):
-    """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; `source` is the name of the file's source, or None."""
+    """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; if `source` is None, the keys determine the source."""
     if file.container == "keras" and source is not None:
         raise arguments.invalid("source", "None for a .keras file", source)
     canonical = CanonicalFile(file, *(file.identified() if file.container == "keras" else _source(file, source)))
@@ -35,7 +35,11 @@ def identify(file, source=None):
 
 
 def read_config(file, grid_size=None, published=None):
-    """Returns the `Found` of a `CanonicalFile` of any family; `published` is its `Row` in the list of checkpoints."""
+    """Returns the config fields that a `CanonicalFile` implies, as a `Found`.
+
+    `grid_size` is (rows, columns) of the file's position embeddings, or None. `published` is the file's
+    `PublishedCheckpoint`, or None.
+    """
     if "config" not in file.own and set(file.own) - {"grid"}:
         raise ValueError(
             f"Cannot load {file.path!r}: keras_vit 0.1 wrote it. Load it with version 0.2, and save it again."
@@ -47,13 +51,13 @@ def read_config(file, grid_size=None, published=None):
     if published is not None:
         found.put(f"{KNOWN} {published.name}", preprocessing=published.preprocessing)
         if published.source == "bit":
-            # The code published with BiT's weights has these settings.
+            # The code that was published with BiT's weights uses these settings.
             found.put(f"{KNOWN} {published.name}", image_size=published.resolution, pool_padding="zeros")
     return found
 
 
 def _source(file, source):
-    """Returns (Source of a file, prefix of the model's keys); the prefix is "" if no module surrounds the model."""
+    """Returns (`Source` of a file, prefix of its keys); the prefix is "" unless the model was saved inside a module."""
     known = sources()
     name = SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source
 
@@ -90,7 +94,7 @@ def _source(file, source):
 
 
 def recognise(keys, container, facts):
-    """Returns the Source of a file, from its keys, container and facts, or None."""
+    """Returns the `Source` of a file, or None; `container` is the file's format, and `facts` are its metadata."""
     keys = list(dict.fromkeys(unwrapped(key) for key in keys))
     if container == "huggingface":
         known, model_type = {name: s for s in _all_sources() for name in s.model_types}, facts["config"]["model_type"]
@@ -107,5 +111,5 @@ def recognise(keys, container, facts):
         own = (source for source in family.sources if source.name != "keras" and source.recognises(keys))
         if found := found or next(own, None):
             return found
-    # Files of keras.applications may have the keys of Keras' own files.
+    # Check Keras' own files last, because files of keras.applications may have the same keys.
     return next((source for source in _all_sources() if source.name == "keras" and source.recognises(keys)), None)

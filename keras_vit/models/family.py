@@ -1,4 +1,4 @@
-"""The parts that all model families share: the model class, and how a builder's arguments become a model."""
+"""The code that all model families share: the model class, and the functions that make a model from arguments."""
 
 import contextlib
 import dataclasses
@@ -20,9 +20,9 @@ from keras_vit.models.running import CheckedRuns
 class FamilyModel(CheckedRuns, keras.Model):
     """A functional `keras.Model` built by this package, such as by `keras_vit.ViT`.
 
-    If the heads of a ViT read only the class token or the distillation token, its last block computes only those
-    tokens, which saves 1/16 of the work of 12 blocks. A hook on the last block then sees only those tokens. Models cut
-    from it, such as `keras.Model(model.input, model.blocks[-1].output)`, compute all tokens.
+    If the heads of a ViT read only the class token or the distillation token, its last block computes only these
+    tokens, which saves 1/16 of the work of 12 blocks. A PyTorch hook on the last block then gets only these tokens. A
+    new model of its layers, such as `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
 
     Example:
 
@@ -31,12 +31,12 @@ class FamilyModel(CheckedRuns, keras.Model):
     (12, (14, 14), 12)
     """
 
-    # The same model without the tokens that no head reads, or None.
+    # A model of the same layers that omits the tokens that no head reads; None if the heads need all tokens.
     _short = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # If it were a plain attribute, Keras would track the model.
+        # Avoid plain assignment, because Keras would track the model.
         vars(self)["_short"] = graph.reading_leading_tokens(self)
         # `compile` uses this policy to enable loss scaling; Keras does not save it for functional models.
         if any(layer.dtype_policy.name == "mixed_float16" for layer in self.layers):
@@ -47,7 +47,7 @@ class FamilyModel(CheckedRuns, keras.Model):
         layers = {layer["name"]: layer["config"] for layer in config.get("layers", ())}
         fields = layers.get("normalization", {}).get("config")
         if fields and fields.get("family") == "vit" and "token_merging" not in fields:
-            # Files of version 0.2 contain the numbers of merged patches only in the blocks.
+            # In files of keras_vit 0.2, only the configs of the blocks contain the numbers of merged patches.
             blocks = [layers.get(f"block_{i:02d}", {}) for i in range(fields["num_layers"])]
             fields["token_merging"] = [block.get("token_merging", 0) for block in blocks]
         return super().from_config(config, custom_objects)
@@ -70,10 +70,10 @@ class FamilyModel(CheckedRuns, keras.Model):
         return self._short.call(inputs, training=training, mask=mask)
 
     def compile(self, *args, jit_compile="auto", **kwargs):
-        """Configures training; on PyTorch, `jit_compile=True` compiles only the forward pass, "auto" nothing.
+        """Configures training; on PyTorch, `jit_compile=True` compiles the forward pass, and "auto" compiles nothing.
 
         Raises:
-            ValueError: If a cross-entropy of probabilities gets logits from the head, or the reverse.
+            ValueError: If the loss expects probabilities and the head outputs logits, or the reverse.
         """
         losses.check_loss(self, args, kwargs)
         self._configure(*args, jit_compile=jit_compile, **kwargs)
@@ -83,8 +83,8 @@ class FamilyModel(CheckedRuns, keras.Model):
         forward.follow_jit_compile(self, jit_compile)
 
     def compile_from_config(self, config):
-        """Compiles the model as it was saved. Keras skips this for classes that override `compile`."""
-        # A file of an earlier version must open, whatever its loss.
+        """Compiles a loaded model with its saved settings. Keras skips this for classes that override `compile`."""
+        # Do not check the loss, because files of earlier versions may contain any loss.
         self._configure(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
@@ -109,11 +109,11 @@ class FamilyModel(CheckedRuns, keras.Model):
         return next((layer for layer in self.layers if layer.name == "head"), None)
 
 
-# Files of version 0.2 contain these class names.
+# Files of keras_vit 0.2 contain these class names.
 for _name in ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "EfficientNetModel", "VTResNetModel"):
     keras.saving.get_custom_objects()[f"keras_vit>{_name}"] = FamilyModel
 
-# Config fields of all families.
+# The names of the config fields that all families have.
 _SHARED = {field.name for field in dataclasses.fields(ModelConfig)}
 # {builder argument of another library: our argument, or an instruction}.
 _TRANSLATIONS = {
@@ -148,26 +148,29 @@ _POOLINGS = {"avg": "gap", "mean": "gap", "cls": "token", "max": None}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """The description of a model family, which `keras_vit.models.catalog` lists.
+    """The description of a model family, such as ViT or BiT. `keras_vit.models.catalog` lists all families.
 
     Args:
         config: Subclass of `ModelConfig`.
-        connect: Function `connect(images, config, **options)` from the normalized images to the outputs. The options
-            have no effect on outputs at inference: dropout rates, the head's initializer, rematerialization.
-        builder: Name of its builder, such as "ViT".
+        connect: Function `connect(images, config, **options)` that adds the model's layers to the normalized images,
+            and returns the outputs. The options do not change the inference of a trained model: dropout rates, the
+            head's initializer, rematerialization.
+        builder: Name of the family's builder, such as "ViT".
         above: Names of the layers between the last block and the head.
         sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
             `Found`.
-        recognise: Function `recognise(keys, container, facts)` that returns the Source of a file, or None. It is called
-            before the first layers and marks of `sources` are compared with the keys.
-        settings: The config fields that change the outputs, but do not follow from the arrays.
-        fit: Function `fit(file, found, fields, given)` that checks the fields of a config against a checkpoint, and
-            returns the fields to change. `given` are the user's fields.
-        formats: Dict from a format of `save_weights` to the Source of its weight names.
-        timm: Function of a config that returns timm's architecture and its `model_args`. It raises a ValueError of the
-            properties that no architecture has.
-        transformers: Function `transformers(config, facts)` that returns, for transformers, the Source and the prefix
-            of the names of weights, and the config.json. `facts` is the metadata of `save_weights`.
+        recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file, or None. If it
+            returns None, the `recognises` methods of `sources` are called.
+        settings: Names of the config fields that change the outputs, but do not follow from the shapes of a file's
+            arrays.
+        fit: Function `fit(file, found, fields, given)` that checks config fields against a checkpoint, and returns a
+            dict of the fields to change. `given` are the fields that the user passed.
+        formats: Dict from a format name of `save_weights` to the `Source` with the weight names of this format.
+        timm: Function of a config that returns the name of a timm architecture and its `model_args`. It raises
+            ValueError if no architecture fits.
+        transformers: Function `transformers(config, facts)` that returns the `Source` with transformers' weight names,
+            a prefix for these names, and the contents of config.json. `facts` is the metadata that `save_weights`
+            writes.
     """
 
     config: type[ModelConfig]
@@ -188,7 +191,7 @@ class Family:
         return self.config.family
 
     def make(self, config, *, name=None, dtype=None, **options):
-        """Returns the model of a config, with random weights."""
+        """Builds a model from a config, with random weights."""
         arguments.found("dtype", dtype, keras.dtype_policies.get, "a dtype policy of Keras")
         for option, value in options.items():
             if option.endswith("_rate"):
@@ -199,10 +202,10 @@ class Family:
             return FamilyModel(inputs, self.connect(images, config, **options), name=name)
 
     def split(self, given, function=None):
-        """Returns (config fields, options of `make`) from arguments; None is a default unless the field may be None.
+        """Splits arguments into (config fields, options of `make`); omits None, except for fields that may be None.
 
         Raises:
-            ValueError: If a name is neither a field nor an option. The error names the called function.
+            ValueError: If a name is neither a field nor an option. The error names `function`, which the user called.
         """
         fields = {field.name: field for field in dataclasses.fields(self.config)}
         options = (*self.connect.__kwdefaults__, "name", "dtype")
@@ -243,14 +246,14 @@ def usual_arguments(
     name: str | None = None,
     **fields: Any,
 ) -> FamilyModel:
-    """Has the arguments that a builder takes in addition to the fields of its family, for editors and `help`."""
+    """Declares the arguments that builders share, for editors and `help`. It is never called."""
     raise NotImplementedError
 
 
 def takes(
     like: Callable[P, FamilyModel], family: Family
 ) -> Callable[[Callable[..., FamilyModel]], Callable[P, FamilyModel]]:
-    """Returns a decorator that gives the builder of a family the signature of `like`, without what the family lacks."""
+    """Returns a decorator that gives a builder the signature of `like`, without arguments that `family` lacks."""
     known = {field.name for field in dataclasses.fields(family.config)} | {*family.connect.__kwdefaults__}
     known |= {"variant", "dtype", "name", "fields", *(["weights"] if family.sources else [])}
 
@@ -269,9 +272,10 @@ def build(family, variant, given, defaults=None, function=None):
     Args:
         family: A `Family`.
         variant: The variant, as in `family.config.from_variant`.
-        given: Dict of the arguments; a dict under "fields" is added to it. None stands for the default.
-        defaults: Dict of config fields in which the named builder `function` differs from its variant.
-        function: Name of the function that was called, for errors.
+        given: Dict of the arguments. The key "fields" may contain a dict of more arguments. None stands for the
+            default.
+        defaults: Dict of the config fields in which a builder such as `DeiTB16` differs from its variant.
+        function: Name of the function that the user called, for errors.
     """
     given, defaults = dict(given), defaults or {}
     weights = given.pop("weights", None) if family.sources else None
@@ -284,7 +288,7 @@ def build(family, variant, given, defaults=None, function=None):
     }
     if weights is not None:
         arguments.path("weights", weights)
-        # Imported late, because `pretrained` imports all families.
+        # Import `pretrained` only now, because it imports all families, which import this module.
         from keras_vit.models.pretrained import load_variant
 
         return load_variant(family, variant, weights, fields, options, defaults, function)
@@ -297,7 +301,7 @@ def build(family, variant, given, defaults=None, function=None):
 
 
 def completed(config, preprocessing, class_names):
-    """Returns a config with class names that fit `num_classes` and, if given, a preprocessing for its channels."""
+    """Returns the config with these class names and, unless it is None, this preprocessing, after checking them."""
     changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
     if preprocessing is not None:
         changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
@@ -305,10 +309,10 @@ def completed(config, preprocessing, class_names):
 
 
 def changed(preprocessing, value):
-    """Returns `value`, or, if it is a dict, a `Preprocessing` with these fields changed."""
+    """Returns `value`; if it is a dict, returns a copy of `preprocessing` with these fields changed."""
     if not isinstance(value, Mapping):
         return value
-    # The call raises if a name is unknown or a value invalid.
+    # This call raises an error if a name is unknown or a value is invalid.
     preprocessing_record(value)
     return preprocessing.changed(**value)
 
@@ -316,7 +320,7 @@ def changed(preprocessing, value):
 def pre_logits(x, config):
     """Adds a dense layer of `representation_size` units and a separate tanh layer, as the official ViT code does."""
     if config.representation_size is None:
-        # Keras' Identity has no config with a policy map, so a loaded model could not be saved again.
+        # Do not use Keras' Identity: with a map of dtype policies, a loaded model could not be saved again.
         return keras.layers.Activation("linear", name="pre_logits")(x)
     init = initializers.LecunNormal()
     x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
@@ -333,7 +337,7 @@ def dense_head(x, config, head_init, name="head"):
 
 
 def cut_from(model, inputs, outputs, **kwargs):
-    """Returns a submodel of `model`, of the same class if that is `FamilyModel`."""
+    """Returns a model between two tensors of `model`, as a `FamilyModel` if `model` is one."""
     kind = FamilyModel if isinstance(model, FamilyModel) else keras.Model
     return kind(inputs, outputs, **kwargs)
 
@@ -341,7 +345,7 @@ def cut_from(model, inputs, outputs, **kwargs):
 def _unknown(name, value, function, known):
     hint = arguments.nearest(name, known) or f". See help(keras_vit.{function}) and the fields of its config"
     meant = _TRANSLATIONS.get(name)
-    # Another family may not have the argument.
+    # Suggest an argument only if this family has it.
     if meant and ("=" not in meant or meant.partition("=")[0] in {*known, "weights"}):
         hint = f". Use {meant}"
     return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")
@@ -349,7 +353,7 @@ def _unknown(name, value, function, known):
 
 @contextlib.contextmanager
 def _dtype_policy(dtype):
-    """Makes a dtype policy the global one within the context, if it is not None."""
+    """Sets Keras' global dtype policy within the context; None keeps the current policy."""
     before = keras.config.dtype_policy()
     if dtype is not None:
         keras.config.set_dtype_policy(dtype)

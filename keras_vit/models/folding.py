@@ -9,15 +9,15 @@ from keras_vit.models.graph import nodes_before
 def fold_preprocessing(model: keras.Model) -> keras.Model:
     """Returns a copy of a ViT for inference with `(x / 255 - mean) / std` folded into the patch embedding.
 
-    The copy takes the same raw images, has the same outputs within rounding, and is faster. Save it as .keras; in other
-    formats save the original.
+    The copy takes the same raw images, has the same outputs within rounding, and is faster. Save the copy only as
+    .keras; for other formats, save the original.
 
     Args:
         model: A float32 ViT of this package's builders with `include_preprocessing=True`. It is not changed.
 
     Raises:
         ValueError: If the model takes preprocessed images, is folded already, does not compute in float32, has weights
-            that its config does not record, or uses the scaled images elsewhere, as hybrids do.
+            that its config does not describe, or has other layers that read the scaled images, as in hybrids.
 
     Example:
 
@@ -39,7 +39,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     if {weight.path for weight in folded.weights} != set(values):
         raise ValueError(f"Expected a model whose config records all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
-        # The value is copied, because training on JAX donates arrays.
+        # Copy the value, because training on JAX frees the arrays that it updates.
         weight.assign(keras.ops.copy(values[weight.path]))
 
     offset, scale = (np.array(constants, "float64") for constants in normalization.preprocessing.offset_and_scale)

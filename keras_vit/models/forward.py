@@ -11,7 +11,7 @@ REMEDY = "Install a C++ compiler, such as g++, and for a GPU its Triton package,
 
 
 def follow_jit_compile(model, jit_compile):
-    """Applies the `jit_compile` of a `model.compile` to the forward pass on PyTorch; "auto" changes nothing."""
+    """Applies the argument `jit_compile` of `compile` to the forward pass on PyTorch; "auto" changes nothing."""
     if keras.backend.backend() != "torch" or jit_compile == "auto":
         return
     # Keras' train step stays eager, because compiling it with the optimizer takes many minutes.
@@ -20,7 +20,7 @@ def follow_jit_compile(model, jit_compile):
 
 
 def set_compiled(model, compiled=True):
-    """Compiles each forward pass with layers of this package in a model, or makes it eager again.
+    """Compiles the forward passes in a model that use layers of this package; `compiled=False` makes them eager again.
 
     Raises:
         ValueError: If `compiled` and the model has no layers of this package.
@@ -32,7 +32,7 @@ def set_compiled(model, compiled=True):
     if compiled and (reason := why_not(model)):
         raise RuntimeError(f"Expected a device that PyTorch compiles for. Received: {reason}. {REMEDY}.")
     for owner, name in passes:
-        # The compiled method hides the method of the class.
+        # A compiled method is an attribute of the object, which hides the method of the class.
         vars(owner).pop(name, None)
         if compiled:
             setattr(owner, name, _compiled(getattr(owner, name)))
@@ -57,7 +57,7 @@ def _why_not(device):
 def _compiled(function):
     import torch  # noqa: TID251
 
-    # PyTorch's default is to compile at most eight models of a class.
+    # PyTorch compiles at most eight models of a class, except with `isolate_recompiles`.
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     # With symbolic shapes, PyTorch cannot compile the gradient of EfficientNet's padded convolutions.
     options = {"dynamic": False, **({"isolate_recompiles": True} if isolated else {})}

@@ -6,8 +6,8 @@ from keras_vit.layers import MLP, TokenPooling, TransformerBlock
 
 
 def producing_call(tensor):
-    """Returns a symbolic tensor's call: (operation, index of the call, input tensors, index of this output)."""
-    # Keras has no public way from a tensor to its call, because `layer.input` belongs to the layer's first call.
+    """Returns the call that made a symbolic tensor: (operation, index of the call, input tensors, output index)."""
+    # Keras has no public attribute for this, because `layer.input` is the input of only the layer's first call.
     operation, node_index, tensor_index = tensor._keras_history
     return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
 
@@ -24,7 +24,7 @@ def nodes_before(tensors):
 
 
 def operations_before(model, layer):
-    """Returns the operations from a model's inputs to a layer, also in nested graphs; None if no graph leads to it."""
+    """Returns the operations before a layer in a model and its nested models; None if the layer is in none of them."""
     for operation, inputs in nodes_before(model.outputs):
         within = [] if operation is layer else None
         if is_graph(operation):
@@ -35,15 +35,15 @@ def operations_before(model, layer):
 
 
 def reading_leading_tokens(model):
-    """Returns a model over the same layers whose last transformer block computes only the tokens that are read.
+    """Returns a model of the same layers whose last transformer block computes only the tokens that later layers read.
 
-    Returns None if all tokens are read, or if the block has another MLP or an activity regularizer.
+    Returns None if later layers read all tokens, the block's MLP is not an `MLP`, or it has an activity regularizer.
     """
-    # A plain model is needed, because `clone_model` creates a model of the same class.
+    # Use a plain `keras.Model`, because `clone_model` keeps the class of the model.
     model = keras.Model(model.input, model.output)
     blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
     poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]
-    # A loss of the outputs, or an MLP that mixes tokens, needs all tokens.
+    # An activity regularizer, or an MLP that mixes tokens, needs all tokens.
     if not blocks or not poolings or type(blocks[-1].mlp) is not MLP or blocks[-1].activity_regularizer is not None:
         return None
     last, num_tokens, leading, others = blocks[-1], 1 + max(layer.index for layer in poolings), [], []
@@ -66,9 +66,9 @@ def reading_leading_tokens(model):
 
 
 def replay(model, inputs, call):
-    """Passes `inputs` through a model's graph by `call(operation, *args, **kwargs)`; returns a list of outputs."""
+    """Runs a model's graph on `inputs`, calls `call(operation, *args, **kwargs)` per step, and returns the outputs."""
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
-    # `clone_model` needs symbolic outputs, whatever `call` returns. An identity of `sources` makes them.
+    # `clone_model` needs symbolic outputs, but `call` may return other values. So end with an identity of `sources`.
     sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
     given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 
@@ -97,7 +97,7 @@ def _flat(operations):
 
 
 def activation_behind(tensor, known=("softmax", "sigmoid")):
-    """Returns the activation of a tensor if it is one of `known`, else None; looks through averages and identities.
+    """Returns the name of a tensor's activation if it is in `known`, else None; skips averages and identities.
 
     "linear" in `known` stands for a dense layer without activation.
     """
@@ -107,7 +107,7 @@ def activation_behind(tensor, known=("softmax", "sigmoid")):
             return activation_behind(operation.outputs[tensor_index], known)
         if not operation.layers:
             return None
-        # A subclassed model usually calls its last layer last.
+        # A subclassed model has no graph. Assume that it calls its last layer last.
         operation, inputs, tensor_index = operation.layers[-1], [], 0
     # The operation classes of keras.ops are private, so compare their names.
     kind, activation = type(operation).__name__, getattr(operation, "activation", None)

@@ -1,4 +1,4 @@
-"""Loads checkpoints into models of the same settings."""
+"""Loads checkpoints into models with the same settings."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from keras_vit.weights.read.folders import ShardedFile
 from keras_vit.weights.report import LoadReport
 from keras_vit.weights.tokens import weights_by_path
 
-# Settings of all families that are compared only if a file contains them.
+# Settings of all families. They are compared with a file only if the file contains them.
 _SETTINGS = ("preprocessing", "classifier_activation", "token_merging")
 # The fields of a preprocessing that depend on the image size.
 _CROP = ("crop_fraction", "resize_mode", "crop_rounding")
@@ -39,28 +39,27 @@ def load_weights(
 ) -> LoadReport:
     """Loads a checkpoint from any supported code base into a model of this package.
 
-    Nothing is loaded unless every weight of the file and the model is accounted for. Position embeddings are resized as
-    in the source's code, and the patch-embedding kernel by FlexiViT's pseudo-inverse resize. Its channels are summed
-    for 1, or tiled and rescaled for N. Prefix tokens absorb position embeddings that the model's table has no rows for,
-    and missing rows are zero. If the numbers of classes differ, the head is set to zero, and a pre_logits layer that
-    only the file has is left out.
+    If a weight of the file or of the model would be left over, nothing is loaded. Position embeddings are resized as in
+    the code that wrote the file, and the patch-embedding kernel by FlexiViT's pseudo-inverse resize. The kernel's
+    channels are summed for a model of 1 channel, or tiled and rescaled for N channels. If the model has no position
+    embeddings for prefix tokens, the file's are added to the tokens; if only the file lacks them, they are zero. If the
+    numbers of classes differ, the head is set to zero, and a pre_logits layer that only the file has is left out.
 
     Args:
         model: A model of any family of this package except VT-ResNet.
-        path: Path of the file. It may be an .npz of the official code, big_vision or BiT, or a state dict of timm or
-            DeiT as .safetensors or .pth (no code in it is run). It may be a folder of timm or Hugging Face, Keras'
-            .weights.h5, or weights of EfficientNets of keras.applications (.h5). A checkpoint of TensorFlow 1 is given
-            by its folder or its .index, and needs TensorFlow. A .keras file, or the folder of a training run, contains
-            a model of this package. A name of a hub is downloaded once:
-            `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
+        path: Path of a file: an .npz of the official code, big_vision or BiT, a state dict of timm or DeiT as
+            .safetensors or .pth (code in it is not run), Keras' .weights.h5, an .h5 of an EfficientNet of
+            keras.applications, or a .keras file. It may also be a folder of timm, of Hugging Face or of a training run.
+            A TensorFlow 1 checkpoint is given by its folder or .index file, and needs TensorFlow. A model name on a hub
+            is downloaded once: `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
             `kaggle://owner/model/framework/variation[/version][/file]`.
         source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
             "huggingface" (its ViT and DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging
             Face's), "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip",
             "open_clip_timm", "efficientnet" (the official checkpoints), "keras_applications" or "keras". None:
             recognised by the file's keys.
-        skip: Names of layers to leave out on both sides, such as ("head",). A skipped head is set to zero; other
-            layers keep the model's weights.
+        skip: Names of layers to skip in the file and in the model, such as ("head",). A skipped head is set to zero.
+            Other skipped layers keep the model's weights.
         allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
             "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding",
             "padding", "batch_norm_epsilon", and, if the file contains them, "preprocessing", "classifier_activation"
@@ -69,9 +68,9 @@ def load_weights(
         position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
             "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
             "geometric" (timm). None: as in the source's code.
-        sha256: The expected SHA-256, in hexadecimal digits. None: as in `<path>.sha256` or Hugging Face's cache. If
-            there is no SHA-256 and the format has no checksums, files with a weight above 10,000 or below -10,000 are
-            refused.
+        sha256: The expected SHA-256, in hexadecimal digits. None: the SHA-256 in the file `<path>.sha256` or in Hugging
+            Face's cache. If there is none, and the format has no checksums, files with a weight above 10,000 or below
+            -10,000 are refused.
 
     Returns:
         A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
@@ -98,7 +97,7 @@ def load_weights(
 
 
 def open_file(path, sha256=None):
-    """Returns the `WeightsFile` of a path or of a hub's name, checked against a SHA-256."""
+    """Opens a path, or a model name on a hub, as a `WeightsFile`; if `sha256` is given, the file must have it."""
     path = os.fsdecode(hub.local_path(arguments.path("path", path)))
     if (saved := saved_file(path)) is not None:
         if sha256 is not None:
@@ -107,13 +106,13 @@ def open_file(path, sha256=None):
     file = open_checkpoint(path)
     if sha256 is not None:
         check_sha256(file.path, sha256)
-        # The SHA-256 of an index does not cover the files that it names.
+        # The SHA-256 of an index file does not cover the files that the index names.
         file.verified |= not isinstance(file, ShardedFile)
     return file
 
 
 def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=None, whole=False):
-    """Loads a `CanonicalFile` with this `Found`; the rest is as in `load_weights`. `whole` is as in `Plan.load`."""
+    """Loads a `CanonicalFile`, whose config fields are `found`; `whole` is as in `Plan.load`."""
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
@@ -135,21 +134,21 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     plan = Plan(model, file, there, layout, skip, position_interpolation)
     exempt = set(allowed_settings(allow))
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
-        # These settings may differ with a new head, or without the class token.
+        # If the model has a new head or no class token, these settings may differ.
         exempt |= {"pooling", "classifier_activation"}
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
     if found.get("key_bias") is False:
-        # The biases of the keys are set to zero, which computes the same.
+        # If the file has no biases of the keys, the model's are set to zero, which gives the same outputs.
         exempt.add("key_bias")
     _check_settings(model, file, found, here, exempt)
     return plan.load(whole)
 
 
 def _check_settings(model, file, found, here, exempt):
-    """Raises if a file was trained with other settings than a model, whose fields are `here`."""
+    """Raises ValueError if settings of a file, except `exempt`, differ from a model's config fields `here`."""
     names = [name for name in FAMILIES[file.source.family].settings if name not in exempt]
-    # A source's published models have these settings, but its other models may differ.
+    # Compare these settings only if the file contains them, because they differ between the models of a source.
     names += [name for name in _SETTINGS if name not in exempt and found.is_stated(name)]
     theirs, ours = {}, {}
     for name, there, own in found.differences(here, names):
@@ -167,7 +166,10 @@ def _check_settings(model, file, found, here, exempt):
 
 
 def _differing_parts(there, own, found, here):
-    """Returns the stated fields of two preprocessings that differ, as dicts; the crop may differ if the size does."""
+    """Returns the fields in which the preprocessing of a file (`there`) and a model (`own`) differ, as two dicts.
+
+    Only fields that the file contains are compared, and crop fields only if the image sizes are equal.
+    """
     there, own = vars(there), vars(own)
     sized = found.get("image_size") is not None and arguments.image_size(found.get("image_size")) == here["image_size"]
     stated = there if found.stated_constants is None else found.stated_constants
@@ -184,20 +186,20 @@ def _differing_parts(there, own, found, here):
 
 
 def _layout(config, fields, grid, num_prefix_positions, position_interpolation, tables):
-    """Returns the `Layout` of a model or checkpoint with these fields; `config` is a config or its class."""
+    """Returns the `Layout` of a model or checkpoint with these fields; `config` is a config or a config class."""
     sizes = {name: fields.get(name) for name in config.sizes}
     layout = *head_sizes(fields), fields["num_classes"], grid, num_prefix_positions, position_interpolation, tables
     return Layout(*layout, sizes, config.describe(fields))
 
 
 def head_sizes(fields):
-    """Returns (num_heads, head_dim) from a dict of fields; None if there are no heads."""
+    """Returns (num_heads, head_dim) from a dict of config fields; both are None if there are no heads."""
     heads, width = fields.get("num_heads"), fields.get("hidden_dim")
     return heads, heads and width and width // heads
 
 
 def refuse_own_family(model):
-    """Raises if no other code base has models of the family of a model."""
+    """Raises ValueError if no code base except this package has models of a model's family."""
     if not FAMILIES[config_of(model).family].sources:
         raise ValueError(
             "Expected a model of a family whose weights other code bases have too. Received: model "
@@ -207,7 +209,7 @@ def refuse_own_family(model):
 
 
 def current_fields(model):
-    """Returns the fields of a model's config, updated for layers that its user may have changed."""
+    """Returns the fields of a model's config, corrected for layers that the user has changed or removed."""
     config, names = config_of(model), {layer.name: layer for layer in model.layers}
     if config.block_names[0] not in names:
         raise ValueError(
@@ -237,12 +239,12 @@ def fields_of_file(file, found):
 
 
 def all_settings():
-    """Returns the settings of all families that change the outputs, but do not follow from the arrays."""
+    """Returns the names of all families' settings that change the outputs, but do not follow from the arrays."""
     return sorted({*_SETTINGS, *(name for family in FAMILIES.values() for name in family.settings)})
 
 
 def allowed_settings(allow):
-    """Returns the names in `allow`, a string or several; raises unless they are settings of some family."""
+    """Returns `allow`, a string or several, as a tuple; raises ValueError for an unknown name."""
     allow, known = (allow,) if isinstance(allow, str) else tuple(allow), all_settings()
     if unknown := [name for name in allow if name not in known]:
         raise arguments.invalid("allow", f"names out of {', '.join(known)}", unknown)
@@ -250,7 +252,7 @@ def allowed_settings(allow):
 
 
 def describe(path, source=None):
-    """Describes a checkpoint: path, source, sizes, settings, preprocessing and arrays, one per line."""
+    """Returns a text about a checkpoint, with lines for its source, sizes, settings, preprocessing and arrays."""
     family, file = identify(open_file(path), source)
     found = read_config(file)
     count = sum(math.prod(shape) for shape in file.shapes.values())

@@ -6,7 +6,8 @@ import keras
 
 from keras_vit.models.graph import activation_behind
 
-# Classification losses and the labels they take: integers, a distribution over the classes, or 0 to 1 for each class.
+# {classification loss: kind of its labels}. "sparse" labels are integers, "one_hot" labels are a distribution over the
+# classes, and "multi_hot" labels are a number from 0 to 1 for each class.
 _KINDS = {
     "SparseCategoricalCrossentropy": "sparse",
     "CategoricalCrossentropy": "one_hot",
@@ -28,15 +29,15 @@ class Loss(NamedTuple):
 
 
 def names_of_loss(loss):
-    """Returns the name of a loss function, or the names of the class of a loss and of its base classes."""
+    """Returns a list of names: the name of a loss function, or the names of a loss' class and its base classes."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     return [loss.__name__] if hasattr(loss, "__name__") else [owner.__name__ for owner in type(loss).__mro__]
 
 
 def recognised_loss(loss):
-    """Returns the `Loss` of a compiled loss; None if it is no classification loss of Keras."""
+    """Returns a `Loss` that describes the loss of `compile`; None if it is not a classification loss of Keras."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    # A function of the user may have the name of a loss of Keras, but other arguments.
+    # A user's function may have the same name as a loss of Keras, but other arguments.
     if hasattr(loss, "__name__") and not loss.__module__.startswith("keras."):
         return None
     # Subclasses of Keras' losses expect the same labels.
@@ -49,7 +50,7 @@ def recognised_loss(loss):
 
 
 def loss_mismatch(loss, probable):
-    """Returns the message for a `Loss` of logits whose model gives probabilities (`probable`), or for the reverse."""
+    """Returns an error message for a `Loss` of logits and a model of probabilities (`probable`), or for the reverse."""
     line = f"loss=keras.losses.{loss.keras_class}({'' if probable else 'from_logits=True'})"
     remedy = f"{line}, or build the model with classifier_activation=None" if probable else line
     return (
@@ -60,15 +61,15 @@ def loss_mismatch(loss, probable):
 
 
 def check_loss(model, args, kwargs):
-    """Raises if a recognised loss among the arguments of `compile` does not fit the activation of the model's head.
+    """Raises ValueError if a loss in the arguments of `compile` does not fit the activation of the model's head.
 
-    Other losses, and outputs that no dense layer and no softmax or sigmoid computes, pass.
+    Only classification losses of Keras, and outputs of a dense layer, a softmax or a sigmoid, are checked.
     """
     losses = kwargs.get("loss", args[1] if len(args) > 1 else None)
     outputs = getattr(model, "outputs", None) or []
     if isinstance(losses, dict):
         named = dict(zip(model.output_names, outputs, strict=True)) if outputs else {}
-        # The names of outputs in a dict are its keys.
+        # If the model returns a dict, the names of the outputs are its keys.
         named |= model.output if outputs and isinstance(model.output, dict) else {}
         pairs = [(named[name], loss) for name, loss in losses.items() if name in named]
     elif isinstance(losses, (list, tuple)):

@@ -4,7 +4,7 @@ from keras_vit.config import config_of, find_normalization
 from keras_vit.models.loading import current_fields
 
 _MOST_CLASS_NAMES = 50
-# The library that reads a format's folder, and the code for it.
+# {format: (library that loads a folder of this format, code that loads it)}.
 _LOADING = {
     "huggingface": ("transformers", 'transformers.{auto}.from_pretrained("{repo}")'),
     "timm": ("timm", 'timm.create_model("hf-hub:{repo}", pretrained=True)'),
@@ -12,7 +12,7 @@ _LOADING = {
 
 
 def model_card(model, name, repo, folder, format):
-    """Returns the card of a model that is uploaded from `folder` to `repo`, and loaded by `name`."""
+    """Returns the README.md of a model that is uploaded from `folder` to the repository `repo` and loaded by `name`."""
     fields, config, preprocessing = current_fields(model), config_of(model), find_normalization(model).preprocessing
     size, class_names = model.input_shape[1:3], config.class_names or ()
     scale, mean, std = (

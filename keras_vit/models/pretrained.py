@@ -17,7 +17,7 @@ from keras_vit.weights import hub
 from keras_vit.weights.found import DEFAULT, KNOWN
 from keras_vit.weights.timm_config import state_architecture
 
-# The fields that a preprocessing must set if the file does not determine it.
+# If a file does not determine the preprocessing, the argument `preprocessing` must set these fields.
 _CONSTANTS = {"mean", "std", "interpolation", "crop_fraction"}
 
 
@@ -34,30 +34,33 @@ def from_pretrained(
     sha256: str | None = None,
     **kwargs,
 ) -> keras.Model:
-    """Builds a model from a file: of this package, Keras, timm, transformers or a paper's own code.
+    """Builds a model from a file of this package, Keras, timm, transformers or a paper's own code.
 
-    The sizes follow from the shapes of the weights, and the settings and preprocessing from the file. A .keras file or
-    the folder of a training run gives the saved model, with another `image_size` or `num_classes` if requested. A
-    changed model has the `dtype` and dropout rates that are passed, not the saved ones, and trains all weights.
+    The sizes follow from the shapes of the weights, and the settings and preprocessing from the file. If the path is a
+    .keras file or the folder of a training run, the saved model is returned. If you pass arguments, such as another
+    `image_size`, the new model has the `dtype` and dropout rates that you pass, not the saved ones, and all its weights
+    are trainable.
 
     Settings that change the outputs are never guessed. Pass the settings that the file and its source do not determine.
     The settings of a timm folder follow from its architecture and `model_args`; unsupported settings are refused. The
     logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
 
-    A model without a head outputs what its source's code pools: transformers' `pooler_output`, `image_embeds` of CLIP
-    with a projection, the normed class token if there is no pooler (MAE, DeiT), the mean of the patches of I-JEPA.
+    A model without a head outputs the pooled features of the original code: `pooler_output` of transformers,
+    `image_embeds` of CLIP with a projection, the normalized class token if there is no pooler (MAE, DeiT), or the mean
+    of the patches (I-JEPA).
 
     Args:
-        path: Path or hub's name as in `load_weights`; a .keras file; the folder of a training run; or the name of a
-            published checkpoint, such as "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
+        path: Path, or model name on a hub, as in `load_weights`; or the name of a published checkpoint, such as
+            "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file, or
             else 224.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
-        architecture: Architecture of a bare state dict of timm, such as "vit_small_patch16_224". The settings are
-            timm's. The preprocessing is from timm's default weights if most weights share it.
-        source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config keeps
-            `position_interpolation`, for other sizes at run time or from a .keras file.
+        architecture: Name of timm's architecture, such as "vit_small_patch16_224", for a timm state dict without its
+            config.json. The settings are timm's. The preprocessing follows timm's default weights, if most of timm's
+            weights for the architecture have the same one.
+        source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config stores
+            `position_interpolation`, which also applies when the model's image size is changed later.
         **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
             file's value, except for fields that may be None, such as `representation_size`.
 
@@ -78,7 +81,7 @@ def from_pretrained(
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
     opened = open_file(local, sha256)
     changes = (source, grid_size, position_interpolation, architecture, skip or None, *given.values())
-    # None as class names removes them.
+    # `class_names=None` removes the class names, so it is a change.
     if opened.container == "keras" and "class_names" not in kwargs and all(value is None for value in changes):
         return opened.model
     if architecture is not None:
@@ -91,7 +94,7 @@ def from_pretrained(
     variant = given.pop("variant", None)
     fields, options = family.split(given, "from_pretrained")
     if "class_names" in kwargs:
-        # None removes class names that do not fit.
+        # `class_names=None` removes the class names.
         fields["class_names"] = kwargs["class_names"]
     defaults = _defaults(family, file, found, variant)
     config, usual = _resolve(family, file, found, fields, defaults, skip=skip, interpolation=position_interpolation)
@@ -113,7 +116,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     found.forget("variant")
     settings = {} if "image_size" in found.unknown else {"image_size": usual.image_size}
     if file.source.name == "keras":
-        # Such a file was written by a model of this variant, and contains no settings.
+        # Keras' own files contain no settings, and only a model of this variant can have written this one.
         settings = vars(usual)
     sizes = {name: getattr(usual, name) for name in family.config.variant_sizes(variant)}
     config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
@@ -121,7 +124,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
 
 
 def _defaults(family, file, found, variant):
-    """Returns the fields of a variant if the arrays of a file do not determine them; raises if they do."""
+    """Returns the config fields of a variant, or {} for None; raises ValueError if the arrays determine the fields."""
     if variant is None:
         return {}
     if "variant" not in found.unknown:
@@ -136,10 +139,11 @@ def _defaults(family, file, found, variant):
 
 
 def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpolation=None):
-    """Returns the config, and the usual options of `Family.make`.
+    """Decides the config of a model that is built from a file; returns (config, default options of `Family.make`).
 
-    Each field comes from `given`, `sizes`, the file or `defaults`, in this order. A new head drops the fields that
-    describe the file's head.
+    A field comes from the first of these that has a value: `given` (by the user), `sizes` (of the variant), `found`
+    (in the file), `defaults`. If the model gets a new head, the fields in `found` that describe the file's head are
+    ignored. `skip` and `interpolation` are the user's arguments `skip` and `position_interpolation`.
     """
     new_head = "head" in ((skip,) if isinstance(skip, str) else skip)
     if new_head or given.get("num_classes", found.get("num_classes")) != found.get("num_classes"):
@@ -162,7 +166,7 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
         chosen["position_interpolation"] = interpolation
     part = given.get("preprocessing")
     if isinstance(part, Mapping) and "preprocessing" in found.unknown and not part.keys() >= _CONSTANTS:
-        # If only a part of the preprocessing is given, the rest stays unknown.
+        # The user gave only a part of the preprocessing, so it stays unknown, and `resolve` raises an error.
         del chosen["preprocessing"]
     fields = found.resolve(chosen)
     fields.update(_tables(family, found, fields, chosen))
@@ -173,7 +177,7 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
 
 
 def _tables(family, found, fields, given):
-    """Returns the fields that keep the file's positions in a model of any size, so that they are resized once."""
+    """Returns the fields with which a model of any image size stores the file's positions before resizing them."""
     any_size, table = (None, None), family.config.table_field
     if table is None or table in given:
         return {}
@@ -187,7 +191,7 @@ def _tables(family, found, fields, given):
 
 
 def _load(family, config, options, file, found, given, skip=(), position_interpolation=None):
-    """Builds the model of a config and loads a file into it; logs the report."""
+    """Builds a model from a config, loads a file into it, and logs the report."""
     model = family.make(config, **options)
     allow = set(given) & set(all_settings())
     report = load_file(model, file, found, skip=skip, allow=allow, position_interpolation=position_interpolation)

@@ -31,7 +31,7 @@ class LayerCosts:
     parameters: int | None
     multiply_adds: int | None
     activation_bytes: int
-    # One entry per step, if there are several steps.
+    # One `LayerCosts` for each step inside the layer, if there are several.
     steps: tuple = ()
 
 
@@ -55,7 +55,7 @@ class Profile:
 
     @property
     def activation_bytes(self):
-        """The bytes of the outputs of all layers and steps: about what training keeps for the backward pass."""
+        """The bytes of the outputs of all layers and steps. Training keeps about as many for the backward pass."""
         return sum(row.activation_bytes for row in self.rows)
 
     @property
@@ -87,10 +87,10 @@ def profile(model, image_size=None):
 
     The counts follow from the layer shapes; nothing is computed. They include all tokens, although a ViT may compute
     fewer tokens in its last block. Multiply-adds cover matrix products and convolutions, except work done once per
-    batch, such as resizing position embeddings or merging LoRA matrices. They are known for this package's layers and
-    for Keras' Dense, Conv, DepthwiseConv, norms, activations, pooling, reshapes and augmentation. Activation memory
-    covers the outputs of all layers and of the steps inside blocks, within 15% of what PyTorch keeps for training on
-    one image. It includes the attention weights, which fused kernels do not keep.
+    batch, such as resizing position embeddings or merging LoRA matrices. Multiply-adds are known for this package's
+    layers and for Keras' Dense, Conv, DepthwiseConv, norms, activations, pooling, reshapes and augmentation. Activation
+    memory covers the outputs of all layers and of the steps inside blocks, within 15% of what PyTorch keeps for
+    training on one image. It includes the attention weights, which fused kernels do not keep.
 
     Args:
         model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
@@ -165,7 +165,7 @@ def paper_table(image_size=224):
 
 
 class _Counter:
-    """Collects the rows of a model and the models inside it."""
+    """Collects a `LayerCosts` for each layer call in a model and its nested models."""
 
     def __init__(self, image_size):
         self.image_size, self.rows, self.seen = image_size, [], set()
@@ -177,11 +177,11 @@ class _Counter:
         return sum(new.values())
 
     def walk(self, model, inputs, prefix):
-        """Adds the rows of a model's layers; returns the model's outputs as a list of `keras.KerasTensor`s."""
+        """Adds the `LayerCosts` of a model's layers; returns the model's outputs as a list of `keras.KerasTensor`s."""
         return replay(model, keras.tree.flatten(inputs), functools.partial(self.call, prefix))
 
     def call(self, prefix, operation, *args, **kwargs):
-        """Adds the row of one layer call; returns its outputs."""
+        """Adds the `LayerCosts` of one layer call; returns the layer's outputs."""
         name, kind = prefix + operation.name, type(operation).__name__
         if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")

@@ -27,11 +27,11 @@ class CheckedRuns:
 
     def _run(self, function, x, args, kwargs):
         for images in (x, kwargs.get("validation_data")):
-            # A dataset states the shapes of its batches.
+            # The shapes of a dataset's batches are in `element_spec`.
             images = getattr(images, "element_spec", images)
             images = images[0] if isinstance(images, tuple) else images
             shape = getattr(images, "shape", None)
-            # A dataset may state no shape, which has no length.
+            # The shape of a dataset's batches may be unknown. Then its rank is None.
             if shape is not None and getattr(shape, "rank", 0) is not None:
                 check_size(self.checked_model(), images, "images")
         if keras.backend.backend() != "jax":

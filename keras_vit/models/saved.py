@@ -18,7 +18,7 @@ from keras_vit.weights.read.file import Entry, WeightsFile, checked
 from keras_vit.weights.source import Name, Source
 from keras_vit.weights.tokens import weights_by_path
 
-# The files that a run writes to its folder at its end and at its start.
+# A training run writes `STARTED` to its folder at the start, and `MODEL` at the end.
 MODEL, STARTED = "model.keras", "recipe.json"
 # Keras checks few values of a config, so a damaged config raises many kinds of errors.
 _DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
@@ -73,7 +73,7 @@ def _numbers(version):
 
 
 class SavedSource(Source):
-    """The source of .keras files, whose keys are the paths of weights."""
+    """The `Source` of .keras files, in which the keys are the weight paths of this package."""
 
     def find(self, weight):
         return Name((weight,))
@@ -83,7 +83,7 @@ class SavedSource(Source):
 
 
 class SavedModel(WeightsFile):
-    """A .keras file, whose arrays are the weights of its `model`. Keras reads the model at once."""
+    """A .keras file. Keras loads the whole model, and the arrays are the weights of this `model`."""
 
     container = "keras"
 
@@ -92,7 +92,7 @@ class SavedModel(WeightsFile):
         self.model, self.verified = _load(checked(path)), True
 
     def identified(self):
-        """Returns (`SavedSource`, ""), as for other files; raises unless the model is a whole model of this package."""
+        """Returns (`SavedSource`, key prefix ""); raises ValueError if this is not a whole model of this package."""
         model, expected = self.model, f"Expected {self.path!r} to contain a whole model of a builder of this package."
         if not isinstance(model, FamilyModel):
             raise ValueError(
@@ -109,13 +109,13 @@ class SavedModel(WeightsFile):
         return SavedSource("keras_model", {}, family=model.config.family, position_interpolation=method), ""
 
     def read(self, keys):
-        """Yields (key, float32 array) in order."""
+        """Yields (key, float32 array) for each of `keys`, in order."""
         for key in keys:
             yield key, ops.convert_to_numpy(ops.cast(self._weights[key], "float32"))
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of the `CanonicalFile` of a `SavedModel`; raises if there is a `grid_size`."""
+    """Returns the config fields of a .keras file, a `CanonicalFile`, as a `Found`; `grid_size` must be None."""
     if grid_size is not None:
         raise arguments.invalid("grid_size", "None for a .keras file, which contains it", grid_size)
     config, found = file.file.model.config, Found(file.path)

@@ -21,30 +21,30 @@ from keras_vit.weights.transformers_config import id2label, preprocessor_config,
 from keras_vit.weights.write import write_npz, write_safetensors
 
 FORMATS = ("npz", "big_vision", "timm", "huggingface")
-# Prefixes of all keys, by source.
+# {source: prefix of all keys in its files}.
 _PREFIXES = {"big_vision": "params/", "bit": "resnet/"}
 
 
 def save_weights(
     model: keras.Model, path: str | os.PathLike, format: str = "npz", *, allow: str | Sequence[str] = ()
 ) -> None:
-    """Saves a model's weights in the format of another code base, completely or not at all.
+    """Saves a model's weights in the format of another code base. If a weight cannot be saved, nothing is written.
 
     Every format also contains the model's config and preprocessing, which `from_pretrained` reads.
 
     Args:
         model: A model of any family except VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
-        path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. With
-            `hf://owner/name[@branch][/file or folder]` they are uploaded, with a model card if there is no README.md; a
+        path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. A path
+            `hf://owner/name[@branch][/file or folder]` uploads them, with a model card if there is no README.md; a
             missing repository is created as a public one.
         format: "npz" for the official Flax code (TensorFlow for BiT). "big_vision" for an .npz that big_vision's `load`
             reads. "timm" for a .safetensors state dict or, without this suffix, a folder that
             `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model.
-            "huggingface" for a folder of the transformers class that computes the same: of ViT, DeiT, I-JEPA, DINOv2,
+            "huggingface" for a folder of the transformers class with the same outputs: ViT, DeiT, I-JEPA, DINOv2,
             DINOv3, SigLIP, CLIP or BiT.
-        allow: Settings that may differ from the format's code: "activation", "layer_norm_epsilon", "resnet_epsilons",
-            "pool_padding". timm then needs, for example, `act_layer="gelu_tanh"` for a state dict. A folder contains
-            it.
+        allow: Settings that may differ from the code that reads the format: "activation", "layer_norm_epsilon",
+            "resnet_epsilons", "pool_padding". To load such a state dict in timm, pass the setting, for example
+            `act_layer="gelu_tanh"`; a timm folder contains it.
 
     Raises:
         ValueError: If the format is unknown, cannot hold the model's weights, or its code would compute something else.
@@ -91,7 +91,7 @@ def save_weights(
     values = {weight: np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for weight, v in variables.items()}
     if not getattr(record, "key_bias", True):
         for weight in (name for name in values if name.endswith("/attention/qkv/bias")):
-            # The model computes with zeros as biases of the keys.
+            # The model does not use the biases of the keys, so write zeros.
             values[weight] = values[weight] * np.repeat(np.float32([1, 0, 1]), values[weight].size // 3)
     _fit_prefix_positions(values, fields, format)
     arrays = _arrays(source, values, fields)
@@ -109,18 +109,22 @@ def save_weights(
 
 
 def _num_prefix_positions(format, counts, here, grid):
-    """Returns a file's number of prefix positions, given {prefix token weight: count} and the model's number `here`."""
+    """Returns the number of position embeddings that a file contains for prefix tokens.
+
+    `counts` is {weight of prefix tokens: number of tokens}, and `here` is the number of such positions in the model.
+    """
     if format == "timm":
         # timm has positions for all prefix tokens or none (`no_embed_class`); distilled models have all.
         return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
     if format == "big_vision":
-        # big_vision has no such rows, but its `load` adds a surplus row to the class token if the rest form a square.
+        # big_vision's models have no such position. If its `load` finds one before a square grid, it adds the position
+        # to the class token.
         return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
     return sum(count for name, count in counts.items() if format != "huggingface" or name in PREFIX_TOKENS)
 
 
 def _fit_prefix_positions(values, fields, format):
-    """Fits the position table to a format's prefix rows. New rows are zero; dropped rows are added to their tokens."""
+    """Fits the position table in `values` to a format: new rows are 0, and dropped rows are added to their tokens."""
     table = values.get("position_embedding/embeddings")
     if table is None:
         return
@@ -145,7 +149,7 @@ def _refusal(format, model, what, hint=""):
 
 
 def _check(model, format, source, fields, variables, allow, settings_are_stored):
-    """Raises unless the format's code computes the same as the model."""
+    """Raises ValueError if the code that reads the format would compute other outputs than the model."""
     # Only older versions of timm have pre_logits.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
@@ -162,7 +166,7 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
             f"{fields['hidden_dim']} channels"
         )
-    # A folder contains the first two settings.
+    # A folder stores the first two settings, so they may have any value.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
     settings = {name: getattr(source, name) for name in names[2 if settings_are_stored else 0 :]}
     if format == "timm" and num_heads and not settings_are_stored:
@@ -198,7 +202,7 @@ def _unwritten(model, format, source, fields):
     for name, value in usual.items() if source in ("official", "big_vision") else ():
         if fields[name] != value:
             yield f"{name}={fields[name]!r}"
-    # If there is no table, big_vision's code uses sine-cosine positions, and other code uses none.
+    # If a file contains no position table, big_vision uses sine-cosine positions, and other code bases use none.
     if config.position_embedding == ("none" if source == "big_vision" else "sincos2d"):
         yield f'position_embedding="{config.position_embedding}"'
     if pooling == "none" or (pooling == "token_gap" and source != "dinov2"):
@@ -223,7 +227,7 @@ def _arrays(source, values, fields):
 
 
 def _facts(model, record):
-    """Returns the metadata for `from_pretrained` that arrays do not show."""
+    """Returns the metadata that `from_pretrained` cannot derive from the arrays."""
     return {
         "config": record.to_dict(),
         "grid": current_fields(model).get("grid_size"),
@@ -233,7 +237,7 @@ def _facts(model, record):
 
 
 def _record(model, fields):
-    """Returns a model's config, updated for a head that its user changed."""
+    """Returns a model's config, corrected for a head that the user has replaced or removed."""
     config = config_of(model)
     head = next((layer for layer in model.layers if layer.name == "head"), None)
     changes = {"num_classes": fields["num_classes"], "classifier_activation": getattr(head, "activation", None)}

@@ -45,7 +45,7 @@ def list_weights(architecture: str | None = None) -> list[PublishedCheckpoint]:
 
 
 def containing(text):
-    """Returns the Rows whose name contains `text` in any case; raises if there is none."""
+    """Returns the checkpoints whose names contain `text` in upper or lower case; raises ValueError if none does."""
     rows = [row for row in ROWS.values() if text.lower() in row.name.lower()]
     if not rows:
         expected = f"one of {', '.join(_architectures())}, or a part of a checkpoint's name"
@@ -69,13 +69,13 @@ def find(name):
 
 
 def resolve(architecture, tag):
-    """Returns the PublishedCheckpoint for `weights=tag` of a builder; raises with the known tags."""
+    """Returns the PublishedCheckpoint with this tag for a builder's name; raises ValueError for an unknown tag."""
     row = find(f"{architecture}.{tag}")
     if row is not None:
         return row
     tags = [row.tag for row in ROWS.values() if row.architecture == architecture]
     expected = f"the path of a file, or a tag of {architecture}: {', '.join(map(repr, tags)) or 'none is known'}"
-    # In other libraries, "imagenet" names the 1,000 classes, which are "imagenet2012" here.
+    # Other libraries use the name "imagenet" for the weights that keras_vit calls "imagenet2012".
     meant = [known for known in tags if known == f"{tag}2012"] or tags
     raise arguments.invalid("weights", expected, tag, meant)
 
@@ -93,13 +93,13 @@ def local_path(weights, architecture):
 
 
 def fetch(row):
-    """Returns the path of a published file, verified, and downloaded if needed.
+    """Downloads a published file if needed, verifies its hash, and returns its path.
 
     The file may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, where downloads are stored. If no
     full hash was published, the cache keeps the hash of the first use to check later uses.
     """
     folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
-    # The error of a download explains how to change a folder that cannot be written.
+    # If the folder cannot be created, the download fails with an error that explains how to choose another folder.
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
@@ -121,7 +121,7 @@ def fetch(row):
 
 
 def _check(row, path):
-    """Raises ValueError unless the file is a whole checkpoint of a PublishedCheckpoint's sizes."""
+    """Raises ValueError if a file is incomplete, or its sizes differ from a `PublishedCheckpoint`, `row`."""
     family, file = identify(open_file(path), row.source)
     fields = fields_of_file(file, read_config(file))
     if (family.config.variant_from_fields(fields), fields["num_classes"]) != (
@@ -146,7 +146,6 @@ def _parameters(row):
     return num_layers * block + embedding + 2 * width + (width + 1) * row.num_classes
 
 
-# The columns of `table`, by name.
 COLUMNS = {
     "name": lambda row: row.name,
     "params": lambda row: f"{parameters / 1e6:.0f}M" if (parameters := _parameters(row)) else None,
@@ -161,7 +160,7 @@ COLUMNS = {
 
 
 def _provided(row):
-    """Yields the possible paths in the folder KERAS_VIT_WEIGHTS."""
+    """Yields the paths that a published file may have in the folder that KERAS_VIT_WEIGHTS names."""
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
         return
@@ -171,7 +170,7 @@ def _provided(row):
             f"Expected the environment variable {FOLDER_VARIABLE} to name a folder. Received: {named!r}"
         )
     yield folder / row.filename
-    # The folder may be laid out as published: imagenet21k/ViT-B_16.npz.
+    # The folder may have the subfolders of the published files: imagenet21k/ViT-B_16.npz.
     yield folder.joinpath(*folder_and_file(row.url))
     # Kaggle mounts each input as a subfolder.
     yield from (inner / row.filename for inner in sorted(folder.iterdir()) if inner.is_dir())

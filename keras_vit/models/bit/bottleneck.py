@@ -9,7 +9,7 @@ from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 
 def conv_options(pre_activation, epsilons):
-    """Returns the options of the convolutions of hybrids, or of BiT if `pre_activation`."""
+    """Returns options of `StandardizedConv2D`, for BiT if `pre_activation`, else for the ResNets of hybrids."""
     padding = "symmetric" if pre_activation else "same"
     if epsilons == "timm":
         return {"padding": padding, "epsilon": 1e-8, "epsilon_added_to": "variance"}
@@ -19,7 +19,7 @@ def conv_options(pre_activation, epsilons):
 
 
 def norm_options(pre_activation, epsilons):
-    """Returns the options of the norms, given the arguments of `conv_options`."""
+    """Returns options of `GroupNormalization`; the arguments are as in `conv_options`."""
     return {"groups": 32, "epsilon": 1e-5 if pre_activation or epsilons == "timm" else 1e-6}
 
 
@@ -48,9 +48,10 @@ class Bottleneck(Layer):
     >>> Bottleneck(64, strides=2)(np.zeros((1, 56, 56, 64))).shape
     (1, 28, 28, 256)
 
-    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), strided in the second convolution; pre-activation:
-    [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and [arXiv 1912.11370](https://arxiv.org/abs/1912.11370).
-    Initialized as in the official Flax code: LeCun normal kernels; the last norm's scale is zero in hybrids.
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), but the second convolution has the stride.
+    Pre-activation: [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and [arXiv
+    1912.11370](https://arxiv.org/abs/1912.11370). Initialized as in the official Flax code: LeCun normal kernels; the
+    last norm's scale is zero in hybrids.
     """
 
     adds_up = True

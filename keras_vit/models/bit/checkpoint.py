@@ -1,4 +1,4 @@
-"""Reads the config of a BiT from a checkpoint, and states it for timm and transformers."""
+"""Reads the config of a BiT from a checkpoint, and converts it for timm and transformers."""
 
 import re
 
@@ -17,7 +17,7 @@ _TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`; ignores `grid_size`, since a BiT has no grid."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`; ignores `grid_size`, since a BiT has no grid."""
     found, source = begin(file, "root_conv/kernel"), file.source
     stated = {**file.config, **timm_config.model_args(file)}
     for setting, value in source.config.items():
@@ -42,13 +42,13 @@ def read_config(file, grid_size=None):
 
 
 def stages_from_layers(layers):
-    """Returns the units per stage of a ResNet, given the names of its layers."""
+    """Returns the number of units in each stage of a ResNet, given the names of its layers."""
     found = [int(match[1]) for match in (re.fullmatch(r"stage_(\d+)_unit_\d+", name) for name in layers) if match]
     return tuple(found.count(stage) for stage in sorted(set(found)))
 
 
 def timm_architecture(config):
-    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
     name = (BiTConfig.name_from_fields(vars(config)) or "").removeprefix("BiT-R")
     if name not in _TIMM:
         sizes = f"stages {config.stages} and width factor {config.width_factor:g}"
@@ -57,7 +57,7 @@ def timm_architecture(config):
 
 
 def transformers_folder(config, facts):
-    """Returns the Source, the prefix of weights and the config.json, as `Family.transformers`."""
+    """Returns (`Source`, prefix of the weight names, contents of config.json), as `Family.transformers` describes."""
     # transformers does not apply `width_factor` to the first convolution.
     width = int(ROOT_WIDTH * config.width_factor)
     content = {

@@ -9,7 +9,7 @@ from keras_vit.config import ModelConfig, checked, stage_sizes
 
 # The code bases whose epsilons a ResNet may use in its standardized convolutions and norms.
 RESNET_EPSILONS = ("official", "timm")
-# The limit of the width factor. A file that exceeds it is damaged, since it is far above any model's factor.
+# The largest width factor. All models are far below it, so a file that exceeds it is damaged.
 MAX_WIDTH_FACTOR = 64
 # The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
@@ -34,7 +34,7 @@ def total_stride(stages):
 
 
 def parts_of_resnet(fields):
-    """Yields a description of the ResNet in a dict of fields, for messages."""
+    """Yields a description of the ResNet in a dict of config fields, if there is one, for messages."""
     if fields["stages"] is not None:
         yield f"a ResNet of stages {fields['stages']}, width factor {fields['width_factor']:g}"
 
@@ -80,7 +80,7 @@ class BiTConfig(ModelConfig):
 
     @staticmethod
     def variant_sizes(variant):
-        """Returns the fields that a variant sets."""
+        """Returns the config fields that a variant determines, as a dict."""
         return dict(zip(("stages", "width_factor"), decode_resnet(variant), strict=True))
 
     @classmethod

@@ -48,11 +48,11 @@ BIT = Family(
 def BiT(variant: str, **fields: Any) -> FamilyModel:
     """Builds a BiT model: a pre-activation ResNet with group normalization and standardized convolutions.
 
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
-    `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, ..., `norm`, `relu`, `pooling` and `head`.
+    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    named `normalization`, `root_conv`, `root_pool`, `stage_1_unit_01`, ..., `norm`, `relu`, `pooling` and `head`.
 
     Args:
-        variant: String: R, depth (50, 101, 152 or 200), x, width factor, such as "R50x1".
+        variant: String of "R", a depth (50, 101, 152 or 200), "x" and a width factor, such as "R50x1".
         **fields: Other fields of `keras_vit.BiTConfig`, which override the variant and the weights. The remaining
             arguments are as in `keras_vit.ViT`.
 

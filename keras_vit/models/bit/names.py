@@ -12,7 +12,7 @@ TIMM_BIT = Source(
     {
         **resnet("stem.conv", "stages.{stage0}.blocks.{unit0}.", (1, 2, 3)),
         **norm("norm", "norm"),
-        # The head is a 1 x 1 convolution.
+        # In timm, the head is a 1 x 1 convolution.
         **dense("head", "head.fc", codecs.Transposed(ones=2)),
     },
     **_SETTINGS,
@@ -56,7 +56,7 @@ def _bit():
         f"{UNIT}conv_proj/kernel": Name((f"{unit}a/proj/standardized_conv2d/kernel",)),
         "norm/gamma": Name(("group_norm/gamma",)),
         "norm/beta": Name(("group_norm/beta",)),
-        # The head is a 1 x 1 convolution.
+        # In Google's files, the head is a 1 x 1 convolution.
         "head/kernel": Name(("head/conv2d/kernel",), codecs.Squeeze(before=2)),
         "head/bias": Name(("head/conv2d/bias",)),
     }
@@ -83,5 +83,5 @@ BIT = Source(
 
 
 def recognise(keys, container, facts):
-    """Returns the Source of a timm state dict with any stem, or None."""
+    """Returns the `Source` of timm's state dicts of ResNets like BiT, with any stem, or None."""
     return TIMM_BIT if "stages.0.blocks.0.conv1.weight" in keys else None

@@ -18,7 +18,7 @@ class StandardizedConv2D(Layer):
         kernel_size: Int, or (height, width), in pixels.
         strides: Int, or (vertical, horizontal), in pixels.
         padding: "same" (as in TensorFlow: an odd pixel goes to the bottom and right) or "symmetric" (`kernel_size // 2`
-            on each side; odd sizes only). They differ only if `strides` is above 1.
+            on each side; odd sizes only). The two differ only if `strides` is above 1.
         epsilon: Float, avoids division by zero.
         epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
         kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.

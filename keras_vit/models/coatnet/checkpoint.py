@@ -18,16 +18,16 @@ from keras_vit.weights.found import KNOWN, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.timm_config import translated
 
-# The suffix of the paths of position tables.
+# The ending of the weight paths of position tables.
 TABLE = "/attention/position_table"
 NAMES = [name for name in VARIANTS if name not in "012345"]
-# The suffixes of timm's names; the default is "_224".
+# {timm's name without image size: ending of the full name}. The ending of all other names is "_224".
 SUFFIXES = {"test_coatnet": ""}
 _SAME = {name: name for name in ACTIVATIONS}
 _DOWNSAMPLINGS = {"1x1": "expansion", "dw": "depthwise", "pool": "pooling"}
 _POOLS = {"max": "max3", "max2": "max2", "avg2": "avg2"}
 _EXPANDED = {True: "output", False: "input"}
-# (timm arguments that must agree, config field, {timm value: our value}).
+# (timm arguments, whose values must be equal; config field; {timm's value: our value}, or None for equal values).
 _FIELDS = (
     (("embed_dim",), "widths", None),
     (("depths",), "depths", None),
@@ -52,7 +52,8 @@ _FIELDS = (
     (("transformer_norm_eps",), "layer_norm_epsilon", None),
     (("transformer_init_values",), "layer_scale_init", None),
 )
-# timm arguments of which this package supports one value, and arguments that do not change the outputs.
+# `_FIXED` contains the timm arguments of which this package supports only one value. `_IGNORED` matches the timm
+# arguments that do not change the outputs.
 _FIXED = {
     **{"global_pool": "avg", "stem_bias": False, "conv_block_type": "mbconv", "conv_expand_ratio": EXPANSION},
     **{"conv_kernel_size": 3, "conv_group_size": 1, "conv_attn_layer": "se", "conv_downsample_pool_type": "avg2"},
@@ -84,7 +85,7 @@ def maxxvit_arguments(config):
 
 
 def config_of(path, name, args):
-    """Returns the `CoAtNetConfig` for timm's architecture `name` and arguments; raises if they are not supported."""
+    """Returns the `CoAtNetConfig` of timm's architecture `name` with arguments; raises ValueError if unsupported."""
     row = re.sub(r"_\d{3}$", "", name)
     if row not in NAMES:
         known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
@@ -110,7 +111,7 @@ def config_of(path, name, args):
         if any(value != several[0] for value in several):
             raise ValueError(f"Cannot load {path!r}: its model_args of {' and '.join(names)} differ.")
         fields[field] = several[0]
-    # 0 means None.
+    # timm uses 0 or None if there is no such layer.
     for field in ("representation_size", "layer_scale_init"):
         fields[field] = fields[field] or None
     try:
@@ -120,7 +121,7 @@ def config_of(path, name, args):
 
 
 def timm_architecture(config):
-    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
     size = config.image_size if None not in config.image_size else config.table_image_size or (DEFAULT_IMAGE_SIZE,) * 2
     # If a side is not a multiple of the total stride, timm's two branches have different sizes.
     fits = None in config.image_size or not any(side % 2 ** (len(config.depths) + 1) for side in size)
@@ -134,7 +135,11 @@ def timm_architecture(config):
 
 
 def _conv_depths(path, kinds, depths):
-    """Returns the number of MBConv blocks per stage; timm repeats the last kind of a stage."""
+    """Returns the number of MBConv blocks in each stage.
+
+    `kinds` is timm's argument `block_type`: for each stage, a list of "C" (MBConv) and "T" (transformer). If a list is
+    shorter than the depth of its stage, the last kind is repeated.
+    """
     if not isinstance(kinds, (list, tuple)) or not isinstance(depths, (list, tuple)) or len(kinds) != len(depths):
         raise ValueError(f"Cannot load {path!r}: its model_args of block_type={kinds!r} and depths={depths!r} differ.")
     found = []
@@ -192,10 +197,11 @@ def fields_from_arrays(shapes):
 
 
 def timm_variant(fields):
-    """Returns the name of the timm CoAtNet with these fields, or None."""
+    """Returns the name of the timm CoAtNet with the fields of `fields_from_arrays`, or None."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
-        # Compare what arrays show: depths instead of `conv_depths=None`, but only whether there is a LayerScale.
+        # Arrays show the number of MBConv blocks even if `conv_depths` is None. Of LayerScale, they show only whether
+        # it exists.
         usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
         shown = {"conv_depths": config.conv_depths or usual, "layer_scale_init": config.layer_scale_init and 1.0}
         if all({**vars(config), **shown}[field] == value for field, value in fields.items()):
@@ -209,7 +215,7 @@ def _architecture(config):
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`, with a grid for each position table; ignores `grid_size`."""
+    """Returns the config fields and the grids of the position tables of a `CanonicalFile`; ignores `grid_size`."""
     found = begin(file, "stem_conv/kernel")
     if "config" in file.own:
         read_record(file, found)
@@ -224,12 +230,12 @@ def read_config(file, grid_size=None):
 
 
 def table_grids(config, weights):
-    """Returns {weight: (rows, columns)} for the tables of relative positions among the weights of a config's model."""
+    """Returns {weight path: (rows, columns) of the feature map} for the position tables among `weights`."""
     return {weight: config.grid(_stage(weight)) for weight in weights if weight.endswith(TABLE)}
 
 
 def _read_architecture(file, found):
-    """Adds the fields that a timm folder's architecture and arguments imply."""
+    """Adds to `found` the config fields that a timm folder's architecture and arguments imply."""
     name, config = str(file.config.get("architecture")), file.config
     stated = {"global_pool": config["global_pool"]} if "global_pool" in config else {}
     fields = _architecture(config_of(file.path, name, stated | timm_config.model_args(file)))
@@ -239,7 +245,7 @@ def _read_architecture(file, found):
 
 
 def _read_arrays(file, found):
-    """Adds the fields that follow from the arrays of a state dict."""
+    """Adds to `found` the config fields that follow from the arrays of a state dict."""
     shown = fields_from_arrays(file.shapes)
     found.put(STATED, **shown)
     name = timm_variant(shown)
@@ -261,7 +267,7 @@ def _stage(weight):
 
 
 def _grid_of_table(file, found, weight):
-    """Returns (rows, columns) of the feature map that a checkpoint's table is for, or None."""
+    """Returns (rows, columns) of the feature map that a position table in a checkpoint is for; None if unknown."""
     count = file.weights[weight][0]
     size = found.get("table_image_size") or found.get("image_size")
     if size is not None and None not in arguments.image_size(size):
@@ -273,6 +279,6 @@ def _grid_of_table(file, found, weight):
 
 
 def _side(count):
-    """Returns the side of the square feature map with a table of `count` offsets, or None."""
+    """Returns the side of the square feature map whose position table has `count` offsets; None if there is none."""
     root = math.isqrt(max(count, 0))
     return (root + 1) // 2 if root * root == count and root % 2 else None

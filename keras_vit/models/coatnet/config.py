@@ -18,14 +18,14 @@ EXPANSION = 4
 
 
 def stage_widths(name, value):
-    """Returns `value` as a tuple of ints; raises unless it lists the channels per stage."""
+    """Returns `value` as a tuple of ints; raises ValueError if it is not a list of the channels per stage."""
     if not isinstance(value, (tuple, list)) or not value:
         raise arguments.invalid(name, "the number of channels of each stage, as in (96, 192, 384, 768)", value)
     return tuple(arguments.positive_int(name, width, arguments.LARGEST) for width in value)
 
 
 def conv_depths(name, value):
-    """Returns `value` as a tuple of ints; raises unless it lists the blocks per stage."""
+    """Returns `value` as a tuple of ints; raises ValueError if it is not a list of the MBConv blocks per stage."""
     if not isinstance(value, (tuple, list)):
         raise arguments.invalid(name, "the number of MBConv blocks of each stage, as in (2, 3, 0, 0)", value)
     return tuple(arguments.non_negative_int(name, depth) for depth in value)
@@ -33,19 +33,22 @@ def conv_depths(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoAtNetConfig(ModelConfig):
-    """The config of a CoAtNet: all settings that change its outputs, which `keras_vit.CoAtNet` takes as arguments.
+    """The config of a CoAtNet: all settings that change its outputs, as arguments of `keras_vit.CoAtNet`.
 
     Args:
         depths: Ints, the number of blocks per stage.
         widths: Ints, the number of channels per stage.
         stem_widths: Ints, the channels of the two 3 x 3 convolutions below the stages.
-        conv_depths: Ints, the number of MBConv blocks at the start of each stage. None: all blocks of the first two.
+        conv_depths: Ints, the number of MBConv blocks at the start of each stage. None: all blocks of the first two
+            stages, and none later.
         head_dim: Int, the width of an attention head.
-        expanded_from: The channels that set a block's inner width if its input and output differ: "output" (as in the
-            paper) or "input". MBConv has four times as many inner channels, and the attention has as many.
+        expanded_from: The channels from which the inner width of a block follows if its input and output widths differ:
+            "output" (as in the paper) or "input". The inner width of an MBConv is four times the number of these
+            channels. The inner width of an attention equals this number.
         downsampling: The layer that halves the feature map in the branch of an MBConv: "expansion" (the first
             convolution, as in the paper), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
-        pool_type: The pooling that halves the feature map elsewhere: "max2", "max3" (windows of 3 x 3) or "avg2".
+        pool_type: The pooling that halves the feature map on shortcuts and before the attention: "max2", "max3"
+            (windows of 3 x 3) or "avg2".
         padding: The padding of strided 3 x 3 windows: "same", as in TensorFlow, or "symmetric", as in PyTorch.
         activation: The activation of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
         conv_activation: The activation of the stem and of MBConv.
@@ -60,12 +63,12 @@ class CoAtNetConfig(ModelConfig):
         layer_scale_init: Float, the initial value of LayerScale in transformer blocks; None for no LayerScale.
         position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases; None for a
             table.
-        position_interpolation: The method that resizes the tables of a model of any size: "bilinear" (the paper's) or
-            "geometric" (timm's).
-        table_image_size: Int or (height, width), in pixels, the image size that the tables of a model of any size are
-            stored for. None: as in the weights, else 224.
+        position_interpolation: The method that resizes the position tables in a model of any image size: "bilinear" (as
+            in the paper) or "geometric" (as in timm).
+        table_image_size: Int or (height, width), in pixels, the image size for which a model of any image size stores
+            its position tables. None: as in the weights, else 224.
         norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.
-        representation_size: Int, the width of a dense tanh layer before the head.
+        representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
         layer_norm_epsilon: Float, the epsilon of the norms that `transformer_norm` names.
         batch_norm_epsilon: Float, the epsilon of the norms of the stem and of MBConv.
         **others: As in `keras_vit.ViTConfig`.
@@ -118,7 +121,7 @@ class CoAtNetConfig(ModelConfig):
 
     @staticmethod
     def variant_sizes(variant):
-        """Returns the fields that a variant sets."""
+        """Returns the config fields that a variant determines, as a dict."""
         return VARIANTS[decode_coatnet(variant)]
 
     def __post_init__(self):
@@ -162,13 +165,13 @@ class CoAtNetConfig(ModelConfig):
 
     @property
     def table_size(self):
-        """The (height, width) of the images that the tables are stored for."""
+        """The (height, width) of the images that the position tables are stored for."""
         if None not in self.image_size:
             return self.image_size
         return self.table_image_size or (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
 
     def grid(self, stage):
-        """Returns (rows, columns) of the tables of a stage, counted from 1."""
+        """Returns (rows, columns) of the feature map that the position tables of a stage (from 1) are stored for."""
         return table_grid(self.table_size, stage)
 
 
@@ -191,8 +194,8 @@ def table_grid(image_size, stage):
     return tuple(-(-side // stride) for side in image_size)
 
 
-# The stages (C-C-T-T) are from arXiv 2106.04803, table 3. The hidden layer of the head and its width are from timm,
-# because only with this layer do the parameters match table 4.
+# The sizes are from arXiv 2106.04803, table 3: two stages of MBConv, then two of transformer blocks. The hidden layer
+# of the head is from timm, because the parameter counts match table 4 only with this layer.
 def _sizes(depths, widths, stem):
     return {"depths": depths, "widths": widths, "stem_widths": stem}
 
@@ -246,7 +249,7 @@ VARIANTS = {
 
 
 def decode_coatnet(variant):
-    """Returns a variant's key in `VARIANTS`, given this key, timm's name with an image size, or "0_rw" for short."""
+    """Returns the key in `VARIANTS` for this key, for timm's name with an image size, or for a name like "0_rw"."""
     if isinstance(variant, str):
         name = re.sub(r"(?<=\w)_\d{3}$", "", variant)
         for key in (variant, name, f"coatnet_{name}"):

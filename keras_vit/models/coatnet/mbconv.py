@@ -38,8 +38,8 @@ class MBConv(CompositeLayer):
     (1, 56, 56, 96)
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
-    state the window of the max pooling (here 2 x 2), or whether equal channels are projected (here not). Initialized as
-    in EfficientNet's code: normal kernels with variance 2 / fan_out.
+    state the window of the max pooling, or whether a shortcut with equal channels is projected. This layer uses 2 x 2
+    and no projection. Initialized as in EfficientNet's code: normal kernels with variance 2 / fan_out.
     """
 
     def __init__(

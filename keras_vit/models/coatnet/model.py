@@ -59,21 +59,21 @@ COATNET = Family(
 def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
     """Builds a CoAtNet: stages of MBConv blocks, then stages of transformer blocks with relative attention.
 
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
     named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
     `pooling`, `pre_logits` and `head`. Each stage halves the feature map.
 
     "0" to "5" are the paper's models, for which no weights were published. timm's models are "coatnet_0" to
-    "coatnet_5", which differ from these in details, and models with weights, such as "coatnet_0_rw". The full list is
-    `keras_vit.models.coatnet.config.VARIANTS`.
+    "coatnet_5", which differ from the paper's models in details, and models with weights, such as "coatnet_0_rw". The
+    full list is `keras_vit.models.coatnet.config.VARIANTS`.
 
     Args:
         variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
             weights, else the size in timm's name, else 224.
-        dropout_rate: Float in [0, 1), before the head. None: 0.
-        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
-            None: 0.
+        dropout_rate: Float in [0, 1), the dropout before the head. None: 0.
+        drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in
+            the first block. None: 0.
         **fields: Other fields of `keras_vit.CoAtNetConfig`, which override the variant and the weights. The remaining
             arguments are as in `keras_vit.ViT`.
 
@@ -95,7 +95,6 @@ def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
 
 
 def _layer(config, block, drop_path_rate):
-    """Returns the layer for a `Block`."""
     options = {"strides": block.strides, "pool_type": config.pool_type, "padding": config.padding}
     options |= {"drop_path_rate": drop_path_rate, "name": block.name}
     if block.is_conv:

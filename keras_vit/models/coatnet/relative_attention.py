@@ -23,8 +23,8 @@ class RelativeAttention(CompositeLayer):
         head_dim: Int, the width of a head.
         units: Int, the number of output channels.
         grid_size: (rows, columns) of the feature map that the table is stored for.
-        position_mlp_dim: Int, the hidden width of the MLP that computes the biases from the offsets, each as
-            `sign(x) * log(1 + |x|)`; None for a table.
+        position_mlp_dim: Int, the hidden width of the MLP that computes the biases from the offsets x, scaled to
+            `sign(x) * log(1 + |x|)`; None for a learned table.
         interpolation: The method that resizes the table: "bilinear", as in the paper, or "geometric", as in timm.
 
     Call arguments:
@@ -72,7 +72,7 @@ class RelativeAttention(CompositeLayer):
                 initializer=initializers.TruncatedNormal(stddev=0.02),
             )
         else:
-            # These are not dense layers, because LoRA and quantization do not pay for so few weights.
+            # Do not use dense layers, because LoRA and quantization save nothing for so few weights.
             shapes = {"kernel_1": (2, self.position_mlp_dim), "bias_1": (self.position_mlp_dim,)}
             shapes |= {"kernel_2": (self.position_mlp_dim, self.num_heads), "bias_2": (self.num_heads,)}
             self.position_mlp = [
@@ -117,8 +117,8 @@ class RelativeAttention(CompositeLayer):
         """Returns the biases, (1, num_heads, queries, keys), for a feature map of (rows, columns)."""
         rows, columns = grid_size
         table = self._table(grid_size)
-        # P[i - i'] for all rows i and i', then the same for columns. On PyTorch, `ops.take` from a matrix is an
-        # embedding, which ONNX supports.
+        # Look up the bias of each row offset i - i', and then of each column offset. On PyTorch, `ops.take` from a
+        # matrix is an embedding, which ONNX supports.
         bias = ops.take(ops.reshape(table, (2 * rows - 1, -1)), _offsets(rows), axis=0)
         bias = ops.reshape(bias, (rows * rows, 2 * columns - 1, self.num_heads))
         bias = ops.reshape(ops.transpose(bias, (1, 0, 2)), (2 * columns - 1, -1))
@@ -154,7 +154,7 @@ class RelativeAttention(CompositeLayer):
 
 
 def _offsets(side):
-    """Returns the table indices of the offsets from place j to place i, as a matrix with row i and column j."""
+    """Returns the table indices of the offsets from position j to position i, as a matrix with row i and column j."""
     places = ops.arange(side, dtype="int32")
     return places[:, None] - places[None, :] + (side - 1)
 

@@ -39,7 +39,8 @@ class RelativeTransformerBlock(CompositeLayer):
     (1, 7, 7, 768)
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
-    state the window of the max pooling (here 2 x 2), or whether equal channels are projected (here not).
+    state the window of the max pooling, or whether a shortcut with equal channels is projected. This layer uses 2 x 2
+    and no projection.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class RelativeTransformerBlock(CompositeLayer):
 
 
 def norm_layer(kind, epsilon, name, **options):
-    """Returns a layer of layer or batch normalization over the channels."""
+    """Returns a batch normalization if `kind` is "batch", else a layer normalization, over the channels."""
     if kind == "batch":
         return keras.layers.BatchNormalization(momentum=0.9, epsilon=epsilon, name=name, **options)
     return keras.layers.LayerNormalization(epsilon=epsilon, name=name, **options)

@@ -1,4 +1,4 @@
-"""Reads the config of an EfficientNet from a checkpoint, and names the architectures of timm."""
+"""Reads the config of an EfficientNet from a checkpoint, and finds timm's architecture for a config."""
 
 import math
 import os
@@ -20,13 +20,12 @@ _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
 # The folder names of the official Noisy Student checkpoints. Other folder names do not determine the preprocessing.
 _NOISY_STUDENT = r"noisy_student_efficientnet-(?:b[0-7]|l2)(?:_(?P<side>\d{3}))?"
-
-
+# The only supported values of these timm arguments.
 _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`; ignores `grid_size`, since an EfficientNet has no grid."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`; ignores `grid_size`, since there is no grid."""
     found = begin(file, "stem_conv/kernel")
     widths, repeats = _sizes(file)
     found.put(STATED, widths=widths, repeats=repeats)
@@ -77,7 +76,7 @@ def _settings_from_architecture(file):
 
 
 def _read_preprocessing(file, found):
-    """Adds the preprocessing of a file without a config."""
+    """Adds to `found` the preprocessing of a file without a config."""
     size, source = _image_size(file), file.source.name
     if source == "keras_applications" and (constants := _normalization(file)) is not None:
         found.put(STATED, preprocessing=official_preprocessing(size, **constants))
@@ -93,7 +92,7 @@ def _read_preprocessing(file, found):
 
 
 def _normalization(file):
-    """Returns the mean and standard deviation of the images of a keras.applications model, or None."""
+    """Returns the `mean` and `std` in the normalization layer of a keras.applications file, as a dict, or None."""
     stored = {re.sub(r"^normalization_\d+/", "normalization/", key): key for key in file.file.entries}
     keys = [stored.get(f"normalization/{i}") for i in (0, 1)]
     if None in keys:
@@ -101,13 +100,14 @@ def _normalization(file):
     mean, variance = (array.reshape(-1) for _, array in file.file.read(keys))
     imagenet = IMAGENET_PREPROCESSING["mean"], IMAGENET_PREPROCESSING["std"]
     if all(len(a) == 3 and max(abs(a - b)) < 1e-5 for a, b in zip((mean, variance), imagenet, strict=True)):
-        # The published weights store standard deviations as variances. Another layer divides by their roots again.
+        # The published files contain the standard deviations as variances. keras.applications divides by the square
+        # root of these twice.
         return {"mean": imagenet[0], "std": imagenet[1]}
     return {"mean": tuple(map(float, mean)), "std": tuple(math.sqrt(float(value)) for value in variance)}
 
 
 def _image_size(file):
-    """Returns the image size in the name of a published file, or else the image size of the variant of these sizes."""
+    """Returns the image size in the name of a published file, else the image size of the variant with its widths."""
     found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
@@ -116,7 +116,7 @@ def _image_size(file):
 
 
 def _file_name(file):
-    """Returns the match of the name of a .pth file that timm publishes, which ends in digits of its hash, or None."""
+    """Returns the regex match if a file has the name of a .pth file that timm published, which ends in a hash."""
     return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(file.path))
 
 
@@ -126,7 +126,7 @@ def _noisy_student(file):
 
 
 def _sizes(file):
-    """Returns (widths, repeats) from the shapes of a file; 0 stands for a missing weight."""
+    """Returns the config fields (widths, repeats) from the shapes of a file; 0 stands for a missing weight."""
     weights = file.weights
 
     def width(layer):
@@ -145,7 +145,7 @@ def _unsupported(file, what, expected):
 
 
 def timm_architecture(config):
-    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
     name = efficientnet_name(config.widths, config.repeats)
     for prefix, settings in (("tf_", OFFICIAL), ("", OF_TIMM)):
         if name and all(getattr(config, field) == value for field, value in settings.items()):

@@ -63,7 +63,7 @@ def decode_efficientnet(variant):
 
 
 def scaled_widths(width_factor):
-    """Returns the channels of the stem, of each stage and of the top: multiples of 8, at least 90% of the product."""
+    """Returns the channels of stem, stages and top: B0's times the factor, as multiples of 8 and not below 90 %."""
 
     def scaled(width):
         width *= width_factor
@@ -74,7 +74,7 @@ def scaled_widths(width_factor):
 
 
 def scaled_repeats(depth_factor):
-    """Returns the number of blocks of each stage."""
+    """Returns the number of blocks of each stage: B0's numbers times the factor, rounded up."""
     return tuple(math.ceil(depth_factor * stage.repeats) for stage in STAGES)
 
 
@@ -107,7 +107,7 @@ def _ints(name, value, count, what, most=arguments.LARGEST):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EfficientNetConfig(ModelConfig):
-    """The config of an EfficientNet: all settings that change its outputs, which `keras_vit.EfficientNet` takes.
+    """The config of an EfficientNet: all settings that change its outputs, as arguments of `keras_vit.EfficientNet`.
 
     Args:
         widths: Ints, the channels of the stem, of each of 7 stages and of the top.
@@ -149,7 +149,7 @@ class EfficientNetConfig(ModelConfig):
 
     @staticmethod
     def variant_sizes(variant):
-        """Returns the fields that a variant sets."""
+        """Returns the config fields that a variant determines, as a dict."""
         scale = decode_efficientnet(variant)
         return {"widths": scaled_widths(scale.width_factor), "repeats": scaled_repeats(scale.depth_factor)}
 

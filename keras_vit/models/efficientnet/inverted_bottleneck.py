@@ -11,12 +11,11 @@ from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 
-# The momentum of the running means and variances.
 MOMENTUM = 0.99
 
 
 def batch_norm(name, epsilon, **kwargs):
-    """Returns a batch normalization of channels with EfficientNet's momentum."""
+    """Returns a layer of batch normalization over the channels, with EfficientNet's momentum."""
     return keras.layers.BatchNormalization(axis=-1, momentum=MOMENTUM, epsilon=epsilon, name=name, **kwargs)
 
 
@@ -25,8 +24,8 @@ class InvertedBottleneck(CompositeLayer):
     """The MBConv block of EfficientNet: a residual branch that is wider inside, with a depthwise convolution.
 
     The branch is a 1 x 1 convolution to `expansion` times the channels, a depthwise convolution, squeeze-and-excitation
-    and a 1 x 1 convolution, with a batch normalization after each convolution and swish after the first two. The input
-    is added if it has the output's shape.
+    and a 1 x 1 convolution, with a batch normalization after each convolution and swish after the first two. If the
+    input has the same shape as the output, it is added.
 
     Args:
         filters: Int, the number of output channels.

@@ -55,16 +55,17 @@ EFFICIENTNET = Family(
 def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
     """Builds an EfficientNet: a convolutional network of inverted bottlenecks with batch normalization.
 
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
-    `normalization`, `stem_conv`, `stem_norm`, `stage_1_block_01`, ..., `top_conv`, `top_norm`, `pooling` and `head`.
+    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    named `normalization`, `stem_conv`, `stem_norm`, `stage_1_block_01`, ..., `top_conv`, `top_norm`, `pooling` and
+    `head`.
 
     Args:
         variant: String, "B0" to "B8" or "L2".
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
             weights, else the size of the variant, 224 for "B0" to 800 for "L2".
-        dropout_rate: Float in [0, 1), before the head. None: as in the variant, 0.2 to 0.5.
-        drop_path_rate: Float in [0, 1), the stochastic depth. Block i of N has the rate `drop_path_rate * i / N`. None:
-            0.2.
+        dropout_rate: Float in [0, 1), the dropout before the head. None: as in the variant, 0.2 to 0.5.
+        drop_path_rate: Float in [0, 1). The stochastic depth of block i of N has the rate `drop_path_rate * i / N`.
+            None: 0.2.
         **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
             remaining arguments are as in `keras_vit.ViT`.
 
@@ -79,8 +80,8 @@ def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
     >>> model.output_shape
     (None, 10)
 
-    Reference: [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), table 1; L2:
-    [arXiv 1911.04252](https://arxiv.org/abs/1911.04252), table 7. Initialized as in the official code, except for the
-    head, which is zero. On several devices each PyTorch process normalizes by the statistics of its own images.
+    Reference: [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), table 1; L2: [arXiv
+    1911.04252](https://arxiv.org/abs/1911.04252), table 7. Initialized as in the official code, except for the head,
+    which is zero. On several devices, each PyTorch process computes batch statistics from only its own images.
     """
     return build(EFFICIENTNET, variant, fields)

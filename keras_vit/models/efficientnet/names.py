@@ -9,8 +9,8 @@ from keras_vit.weights import codecs
 from keras_vit.weights.source import Name, Source
 
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
-# The layers outside the blocks, and the layers of a block, in the order of their names below. Blocks of the first stage
-# lack the last two layers.
+# The layers outside the blocks, and the layers of a block. `_rows` gets the names of other code bases in this order.
+# Blocks of the first stage do not have the last two layers.
 _ENDS = ("stem_conv", "stem_norm", "top_conv", "top_norm", "head")
 _BLOCK = (
     *("depthwise_conv", "depthwise_norm", "project_conv", "project_norm", "squeeze_excitation/reduce"),
@@ -33,7 +33,7 @@ class _Style(NamedTuple):
 
 
 def _layer(style, ours, theirs):
-    """Returns the rows of a layer."""
+    """Returns {our weight path: `Name` in the file} for a layer, given our and the file's name of the layer."""
     if ours.endswith("norm"):
         return {f"{ours}/{name}": Name((theirs + end,)) for name, end in zip(_NORM, style.norm, strict=True)}
     if ours.endswith("depthwise_conv"):
@@ -45,12 +45,17 @@ def _layer(style, ours, theirs):
 
 
 def _rows(style, ends, first, others):
-    """Returns all rows; `first` and `others` are a block's prefix and layers in the first stage and in the rest."""
+    """Returns {our weight path: `Name` in the file} for all layers.
+
+    `ends` are the file's names for the layers in `_ENDS`. `first` is the prefix of a block in the first stage, and the
+    file's names for the layers in `_BLOCK`. `others` are the same for later stages.
+    """
     rows = {}
     for ours, theirs in zip(_ENDS, ends.split(), strict=True):
         rows |= _layer(style, ours, theirs)
     for stage, (prefix, *layers) in (("1", first.split()), ("{stage}", others.split())):
-        # The names in the first stage mean other layers than in the rest, where the expansion comes first.
+        # In the first stage, a name such as bn1 means another layer, because its blocks do not begin with the
+        # expansion.
         for ours, theirs in zip(_BLOCK, layers, strict=False):
             rows |= _layer(style, f"stage_{stage}_block_{{unit:02d}}/{ours}", prefix + theirs)
     return rows
@@ -96,7 +101,7 @@ class _Official(Source):
 
 
 def _places(shapes):
-    """Yields (block number, name by stage and place). A stage ends where expansion, kernel size or width changes."""
+    """Yields (number of a block, new name with stage and place). A stage ends if expansion, kernel or width changes."""
     numbers = {int(match[1]) for match in (re.match(r"blocks_(\d+)/", name) for name in shapes) if match}
 
     def kind(number):
@@ -120,7 +125,7 @@ EFFICIENTNET = _Official(
         f"blocks_0_{{unit0}}/ depthwise_conv2d {_BN} conv2d {_BN}_1 {_SE}",
         f"blocks_{{stage0}}_{{unit0}}/ depthwise_conv2d {_BN}_1 conv2d_1 {_BN}_2 {_SE} conv2d {_BN}",
     ),
-    # The variable scope, such as "efficientnet-b0/".
+    # Remove the variable scope, such as "efficientnet-b0/".
     aliases=[(r"^efficientnet-[^/]+/", "")],
     family="efficientnet",
 )
@@ -141,7 +146,7 @@ KERAS_APPLICATIONS = Source(
         (r"^block(\d)([a-z])_", lambda match: f"block{match[1]}_{ord(match[2]) - ord('a') + 1}_"),
         (r"^normalization_\d+/", "normalization/"),
     ],
-    # The normalization constants, which belong to the preprocessing in this package.
+    # Ignore the normalization constants, which are part of the preprocessing in this package.
     ignored=r"normalization(_\d+)?/",
     family="efficientnet",
 )

@@ -64,7 +64,8 @@ class ViTConfig(ModelConfig):
         num_registers: Int, the number of register tokens, without position embeddings.
         rotary_embedding: "dinov3", "eva02" or "axial" (RoPE-ViT), as in `RotaryEmbedding`, in addition to
             `position_embedding`; None for none.
-        rotary_grid: (rows, columns) that rotary positions of other grids are scaled to, as in EVA-02; None for none.
+        rotary_grid: (rows, columns) that rotary positions of other grids are scaled to, as in EVA-02; None for no
+            scaling.
         patch_bias: Bool, whether the patch embedding has a bias.
         norm_before_blocks: Bool, whether to normalize the tokens before the first block, as in CLIP.
         norm_after_pooling: Bool; True normalizes the pooled vector (layer `fc_norm`) instead of all tokens.
@@ -79,8 +80,9 @@ class ViTConfig(ModelConfig):
         mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
         activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation.
         layer_norm_epsilon: Float, the epsilon of all norms.
-        token_merging: Int, or one per block, the number of patches to merge into similar ones, at most half of them.
-            Usual values are 8 or 16 of 196. Such a block outputs tokens and their sizes.
+        token_merging: Int, or one int per block, the number of patches that a block merges into similar patches, at
+            most half of them. Usual values are 8 or 16 of 196 patches. A block that merges patches outputs the tokens
+            and their sizes.
 
     Raises:
         ValueError: If a value is out of range or conflicts with another.
@@ -138,7 +140,7 @@ class ViTConfig(ModelConfig):
 
     @staticmethod
     def variant_sizes(variant):
-        """Returns the fields that a variant sets."""
+        """Returns the config fields that a variant determines, as a dict."""
         size, patch_size, stages = decode_variant(variant)
         return {**size._asdict(), "patch_size": patch_size, "stages": stages}
 
@@ -179,7 +181,7 @@ class ViTConfig(ModelConfig):
             raise arguments.invalid("token_merging", expected, self.token_merging)
 
     def _rules(self):
-        """Yields (True if a rule holds, the expected values, *names of the fields)."""
+        """Yields (True if the rule holds, text of the expected values, *names of the fields) for each rule."""
         width, remainder = divmod(self.hidden_dim, self.num_heads)
         yield width, "at least as many channels as heads", "hidden_dim", "num_heads"
         holds = self.head_dim == width or (self.head_dim is None and not remainder)
@@ -252,7 +254,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def has_distillation_head(self):
-        """True if the distillation token is pooled by itself, and read by `head_dist` if num_classes > 0."""
+        """True if the distillation token is pooled separately, for `head_dist` if num_classes > 0."""
         return self.distillation_token and self.distillation_head
 
     @property

@@ -61,16 +61,17 @@ def ViT(
     variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
 
     Args:
-        variant: Size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), slash,
-            patch size in pixels, such as "B/16", or a hybrid such as "R50+B/16".
-        weights: Path or hub's name of a checkpoint (see `load_weights`), or tag of a published checkpoint to download,
-            such as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit" reports what was
-            loaded.
-        num_classes, image_size, in_channels, pooling: As in `keras_vit.ViTConfig`.
-        task, class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Likewise.
-        dropout_rate: Float in [0, 1), after the position embeddings, the attention and each layer of the MLP.
-        attention_dropout_rate: Float in [0, 1), on the attention weights.
-        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
+        variant: A size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), a
+            slash and a patch size in pixels, such as "B/16"; or a hybrid such as "R50+B/16".
+        weights: Path of a checkpoint, or model name on a hub (see `load_weights`), or tag of a published checkpoint to
+            download, such as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit"
+            reports what was loaded.
+        num_classes, image_size, in_channels, pooling, task, class_names, preprocessing, include_preprocessing,
+            classifier_activation, token_merging: As in `keras_vit.ViTConfig`.
+        dropout_rate: Float in [0, 1), the dropout after the position embeddings, the attention and each MLP layer.
+        attention_dropout_rate: Float in [0, 1), the dropout of the attention weights.
+        drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in
+            the first block.
         patch_dropout_rate: Float in [0, 1), the share of patches that each training step drops.
         remat: Bool; True recomputes each block's activations for the gradient, with less memory and a third more time.
         head_init: Initializer of the head's kernel. The default is zeros, as in the official Flax code.
@@ -150,7 +151,7 @@ def connect(
     if patch_dropout_rate:
         x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
     sizes = None
-    # The distance is at least 1, even for a single token.
+    # `TransformerBlock` requires a distance of at least 1, even for a single token.
     max_distance = max(1, num_prefix_tokens + arguments.num_patches(config.grid) - 1)
     options = {name: getattr(config, name) for name in _BLOCK_FIELDS}
     options |= {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate, "remat": remat}
@@ -176,7 +177,7 @@ def connect(
 
 
 def _head(config, tokens, sizes, head_init):
-    """Adds pooling and head; returns logits, or features if `num_classes` is 0."""
+    """Adds the pooling and the heads; returns logits, or features if `num_classes` is 0."""
     x, pool = tokens, None
     if config.pooling == "map":
         pool = layers.AttentionPooling(

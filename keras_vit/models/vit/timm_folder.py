@@ -7,7 +7,7 @@ from keras_vit.models.vit.names import timm as names
 from keras_vit.models.vit.timm_models import ACTIVATIONS, MODELS
 from keras_vit.models.vit.variants import SIZES, WORDS
 
-# (hidden_dim, num_layers, mlp_dim) by timm's words for sizes.
+# {timm's word for a size: (hidden_dim, num_layers, mlp_dim)}.
 _SIZES = {
     **{word: SIZES[name][:3] for word, name in {**WORDS, "so400m": "SO400M", "giant": "DINOv2G"}.items()},
     **{"medium": (512, 12, 2048), "vit": (64, 6, 192)},
@@ -55,7 +55,7 @@ def computed_by_eva(config):
 
 
 def timm_source(config):
-    """Returns a timm `Source` with the weight names of the timm class for a `ViTConfig`."""
+    """Returns a timm `Source` with the weight names of the timm class that computes the model of a `ViTConfig`."""
     source = names.TIMM_STEM if config.stages == () else names.TIMM
     rows = dict(source.names)
     if computed_by_eva(config):
@@ -70,7 +70,7 @@ def timm_source(config):
 
 
 def timm_settings(config):
-    """Returns the settings that timm uses for a config; if timm has several, the config's value is preferred."""
+    """Returns the settings that timm uses for a config; if timm allows several values, prefers the config's value."""
     activations = ["silu"] if config.gated_mlp else ["gelu"]
     if config.norm_before_blocks and not computed_by_eva(config):
         activations += ["quick_gelu"]
@@ -142,7 +142,7 @@ def _nearest(config):
 
 
 def timm_architecture(config):
-    """Returns timm's architecture and its `model_args`, as `Family.timm`."""
+    """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
     name, differences = _nearest(config)
     if differences:
         listed = ", ".join(f"{field}={found!r}, which is {value!r} there" for field, value, found in differences)

@@ -6,7 +6,7 @@ import re
 from keras_vit import arguments
 from keras_vit.weights.timm_config import translated
 
-# The number of heads by the first size in a name.
+# {word for a size: number of heads}. The first such word in timm's name counts.
 _HEADS = {
     **{"tiny": 3, "wee": 4, "xsmall": 4, "little": 5, "small": 6, "medium": 8, "mediumd": 8, "betwixt": 10},
     **{"base": 12, "so150m2": 13, "so150m": 14, "large": 16, "so400m": 16, "huge": 16, "giant": 16, "giantopt": 16},
@@ -19,7 +19,7 @@ _CLIP = {"layer_norm_epsilon": 1e-5}
 _DINOV3 = {"layer_norm_epsilon": 1e-5, "rotary_embedding": "dinov3"}
 _EVA02 = {"rotary_embedding": "eva02", "rotary_grid": (16, 16)}
 
-# (names, fields that differ from `DEFAULT`). "{a,b}" in a name stands for either.
+# (names, fields that differ from `DEFAULT`). "{a,b}" in a name stands for "a" and for "b".
 _ROWS = (
     ("test_vit", {}),
     ("deit_{tiny,small,base}{,_distilled}_patch16_224 deit_base{,_distilled}_patch16_384", {}),
@@ -95,7 +95,7 @@ _SHOWN = re.compile(
 )
 
 
-# The fields by model name.
+# {model name: config fields}.
 MODELS = {
     name: {"num_heads": _HEADS[next(word for word in name.split("_") if word in _HEADS)], **DEFAULT, **row}
     for names, row in _ROWS
@@ -105,7 +105,7 @@ MODELS = {
 
 
 def fields_from_folder(path, config):
-    """Returns the fields that a folder's architecture and `model_args` imply; raises if they are not supported."""
+    """Returns the config fields that a folder's architecture and `model_args` imply; raises ValueError for others."""
     name, args = config.get("architecture"), config.get("model_args")
     args = args if isinstance(args, dict) else {}
     for part, names in _MISSING:
@@ -139,7 +139,7 @@ def fields_from_folder(path, config):
 
 
 def _with_rotary(path, found, args):
-    """Returns the fields with the rotary positions that `args` select."""
+    """Returns the fields `found`, with the rotary positions that the `model_args` select."""
     given = {key: args[key] for key in ROPES["eva02"] if key in args}
     kind = found.get("rotary_embedding")
     used = args.get("use_rot_pos_emb", kind is not None)
@@ -165,7 +165,7 @@ def is_eva_key(key):
 
 
 def unknown_of_arrays(weights, spelled_as_eva, gated):
-    """Returns {field: reason} for the fields in which timm's models with such arrays differ.
+    """Returns {field: reason} for the config fields in which timm's models with the same arrays differ.
 
     Args:
         weights: Dict of {weight: shape}.

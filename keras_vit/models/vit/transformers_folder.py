@@ -17,7 +17,6 @@ _USUAL = {
     **{"head": False, "pooling": "token", "distillation_head": True, "return_both_heads": False},
     "rotary_embedding": None,
 }
-# A placeholder for any value.
 _ANY = object()
 
 
@@ -34,7 +33,7 @@ class Kind(NamedTuple):
     square: bool = False
 
     def differences(self, record):
-        """Yields (field, value needed, value of the record)."""
+        """Yields (field, value that the class needs, value in the config `record`) for each field that differs."""
         derived = {"head": record.num_classes > 0, "layer_scale": record.layer_scale_init is not None}
         for field, value in {**_USUAL, **self.fields}.items():
             found = derived[field] if field in derived else getattr(record, field)
@@ -94,7 +93,7 @@ KINDS = (
 
 
 def transformers_folder(record, facts):
-    """Returns the Source, the prefix of weights and the config.json, as `Family.transformers`."""
+    """Returns (`Source`, prefix of the weight names, contents of config.json), as `Family.transformers` describes."""
     pairs = [(kind, list(kind.differences(record))) for kind in KINDS]
     kind, differences = min(pairs, key=lambda pair: sum(field in _USUAL for field, *_ in pair[1]))
     if differences:
@@ -123,7 +122,7 @@ def transformers_folder(record, facts):
 
 
 def _own(kind, record):
-    """Returns the values of config.json that only some classes have."""
+    """Returns the items of config.json that only some model classes have."""
     if kind.source in (CLIP, SIGLIP):
         dim = {} if record.projection_dim is None else {"projection_dim": record.projection_dim}
         return {"intermediate_size": record.mlp_dim, "attention_dropout": 0.0, **dim}

@@ -55,8 +55,8 @@ SIZES = {
     "EVA02L": Size(1024, 24, 2730, 16, gated_mlp=True),
 }
 
-# Stems by name and the number after the slash, from the ViT paper, section 4.1, and How to train your ViT? (arXiv
-# 2106.10270), table 2.
+# {(name, number after the slash): ResNet of a hybrid}, from the ViT paper, section 4.1, and How to train your ViT?
+# (arXiv 2106.10270), table 2.
 STEMS = {
     ("R", 16): Stem((), 8),
     ("R26", 32): Stem((2, 2, 2, 2), 1),
@@ -69,7 +69,7 @@ WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "gi
 
 
 def decode_variant(variant):
-    """Parses "B/16" or the hybrid "R50+B/16" into a Variant; raises if it is unknown."""
+    """Parses "B/16", or the hybrid "R50+B/16", into a `Variant`; raises ValueError if it is unknown."""
     match = re.fullmatch(r"(?:(\w+)\+)?([\w-]+\+?)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is not None and match[2] in SIZES:
         size, number = SIZES[match[2]], int(match[3])
@@ -85,7 +85,7 @@ def decode_variant(variant):
 
 
 def _meant(variant):
-    """Returns the end of an error message, which suggests the variant that other packages name like this."""
+    """Returns the end of an error message, which suggests the variant that has this name in other packages, or ""."""
     if not isinstance(variant, str):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
@@ -111,7 +111,7 @@ def name_from_fields(fields):
 
 
 def num_heads_from_sizes(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
-    """Returns the number of heads of the sizes with these dimensions; None if there are none, or if they differ."""
+    """Returns the number of heads of the size with these dimensions; None if no size has them, or several differ."""
     rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
     numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
     return numbers.pop() if len(numbers) == 1 else None

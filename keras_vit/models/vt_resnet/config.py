@@ -52,7 +52,7 @@ class VTResNetConfig(ModelConfig):
 
     @staticmethod
     def variant_sizes(variant):
-        """Returns the fields that a variant sets."""
+        """Returns the config fields that a variant determines, as a dict."""
         if not isinstance(variant, str) or variant not in VT_RESNETS:
             raise arguments.invalid("variant", f"one of {', '.join(map(repr, VT_RESNETS))}", variant)
         return VT_RESNETS[variant]

@@ -13,7 +13,7 @@ from keras_vit.layers.drop_path import DropPath
 
 
 def projection(name, inputs, outputs, scale=1.0, **options):
-    """Returns a built dense layer without bias, initialized as PyTorch's linear layers, times `scale`."""
+    """Returns a built dense layer without bias. Its kernel is initialized as in PyTorch, and multiplied by `scale`."""
     limit = scale / math.sqrt(inputs)
     kernel = initializers.RandomUniform(-limit, limit)
     layer = Dense(outputs, use_bias=False, kernel_initializer=kernel, name=name, **options)
@@ -28,8 +28,8 @@ def flat(feature_map):
 
 
 def products(queries, keys):
-    """Returns the products of queries, (batch, n, width), and keys, (batch, m, width): (batch, n, m), float32."""
-    # float16 could overflow, because the products are not divided by the root of the width.
+    """Returns the dot products of queries, (batch, n, width), with keys, (batch, m, width): float32 (batch, n, m)."""
+    # float16 could overflow, because the products are not divided by the square root of the width.
     queries, keys = ops.cast(queries, "float32"), ops.cast(keys, "float32")
     return ops.matmul(queries, ops.transpose(keys, (0, 2, 1)))
 
@@ -40,7 +40,7 @@ def softmax_weights(scores, dtype):
 
 
 class Tokenizer(CompositeLayer):
-    """Pools the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`; the base of two classes.
+    """Base class that pools the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`.
 
     Args:
         token_dim: Int, the width of a token. None: the width of the feature map. Another width adds a projection of the
@@ -90,7 +90,7 @@ class Tokenizer(CompositeLayer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class FilterTokenizer(Tokenizer):
-    """A `Tokenizer` of `num_tokens` learned filters, whose scores are `X W_A`.
+    """A `Tokenizer` with a learned filter per token, a column of `W_A`: the scores are `X W_A`.
 
     Example:
 
@@ -119,7 +119,7 @@ class FilterTokenizer(Tokenizer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RecurrentTokenizer(Tokenizer):
-    """A `Tokenizer` by filters made of the previous module's tokens: the scores are `X (T_in W_TR)^T`.
+    """A `Tokenizer` with filters computed from the previous module's tokens T_in: the scores are `X (T_in W_TR)^T`.
 
     Example:
 
@@ -127,7 +127,8 @@ class RecurrentTokenizer(Tokenizer):
     (1, 16, 256)
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2. Initialized as PyTorch's linear
-    layers; `W_TR` is divided by the root of the channels, so that the first softmax is not saturated.
+    layers; the initial `W_TR` is divided by the square root of the channels, so that the first softmax is not
+    saturated.
     """
 
     def build_filters(self, channels, tokens_shape):
@@ -144,7 +145,7 @@ class RecurrentTokenizer(Tokenizer):
 class TokenTransformer(CompositeLayer):
     """The transformer of a VT module: `T' = T + softmax_L((T K)(T Q)^T) T`, then `T' + relu(T' F1) F2`.
 
-    It has one head, without norms, values, biases or a division by the root of `key_dim`.
+    The attention has one head, and no norms, values, biases or division by the square root of `key_dim`.
 
     Args:
         key_dim: Int, the width of `T K` and `T Q`. None: the width of the tokens.
@@ -159,8 +160,8 @@ class TokenTransformer(CompositeLayer):
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. The appendix has several heads, values
     and grouped convolutions instead, and no shape of `K` and `Q` agrees with all of its tables. Initialized as
-    PyTorch's linear layers; `K` and `Q` are divided by the fourth root of `key_dim` each, so that the first scores are
-    as large as in scaled attention.
+    PyTorch's linear layers; the initial `K` and `Q` are each divided by the fourth root of `key_dim`, so that the first
+    scores are as large as in scaled attention.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -199,10 +200,10 @@ class TokenProjector(CompositeLayer):
 
     Args:
         key_dim: Int, the width of `X W_Q` and `T W_K`. None: the width of the feature map.
-        drop_path_rate, seed: As in `DropPath`, for the tokens' part.
+        drop_path_rate, seed: As in `DropPath`, for the tokens that are added.
 
     Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width, as is the output.
+        feature_map: (batch, height, width, channels), of any height and width. The output has the same shape.
         tokens: (batch, num_tokens, token_dim). If they are not as wide as the feature map, a projection `T W_V` is
             added.
 
@@ -254,14 +255,14 @@ class VTModule(CompositeLayer):
         key_dim: Int, the width of keys and queries, as in `TokenTransformer` and `TokenProjector`.
         recurrent: Bool; True for a `RecurrentTokenizer`, which needs the previous module's tokens, False for a
             `FilterTokenizer`.
-        project: Bool; False omits the projector, as in the last module, of which only the tokens are read.
+        project: Bool; False omits the projector, as in the last module, because the head reads only the tokens.
         drop_path_rate, seed: As in `DropPath`, for each residual branch.
 
     Call arguments:
         feature_map, tokens, return_attention_scores: As in `Tokenizer`.
 
     Returns:
-        The feature map of the same shape, if `project`; then the tokens and weights, as a `Tokenizer` returns them.
+        The new feature map, of the same shape, if `project` is True; then the tokens and weights as in `Tokenizer`.
 
     Raises:
         ValueError: If an argument is out of range, or `tokens` do not match `recurrent` and `num_tokens`.

@@ -1,4 +1,4 @@
-"""Token-based Visual Transformers: ResNets whose last stage reads and writes a few visual tokens."""
+"""Token-based Visual Transformers: ResNets in which modules of a few visual tokens replace the last stage."""
 
 from typing import Any
 
@@ -45,17 +45,17 @@ VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", a
 def VTResNet(variant: str, **fields: Any) -> FamilyModel:
     """Builds a token-based Visual Transformer: a ResNet whose last stage is replaced by VT modules on visual tokens.
 
-    A functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are named
-    `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`, ...,
-    `pooling` and `head`. The VT modules work on the feature map of the last stage, 14 x 14 for images of 224 x 224
+    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    named `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`,
+    ..., `pooling` and `head`. The VT modules work on the feature map of the last stage, 14 x 14 for images of 224 x 224
     pixels. The head classifies the mean of the last module's tokens. No weights were published. Save a trained model by
     `model.save` or `model.save_weights`.
 
     Args:
         variant: "R18", "R34", "R50" or "R101".
-        dropout_rate: Float in [0, 1), before the head. None: 0.
-        drop_path_rate: Float in [0, 1), the stochastic depth of the last block, rising linearly from 0 at the first.
-            None: 0.
+        dropout_rate: Float in [0, 1), the dropout before the head. None: 0.
+        drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in
+            the first block. None: 0.
         **fields: Other fields of `keras_vit.VTResNetConfig`, which override the variant. The remaining arguments are as
             in `keras_vit.ViT`.
 
@@ -71,10 +71,10 @@ def VTResNet(variant: str, **fields: Any) -> FamilyModel:
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
     contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
     Parameters and multiply-adds of R18 and R34 are within 2% of table 2, and of R50 and R101 within 9% and 5% of table
-    8. The parts differ more: the transformers of R18 have 6.3 million parameters (3.1 in table 5), and its projector
-    has 0.9 million (2.3 in table 7). The heads, groups, values and positions of the appendix's code are omitted, and so
-    is the projector of the last module, because no layer would read its output. There are no norms, so tokens grow with
-    the learning rate: on handwritten digits, a small model diverged with SGD at 0.1, but learned with SGD at 0.01 and
-    with Adam. Not measured on ImageNet.
+    8. Single layers differ more: the transformers of R18 have 6.3 million parameters (3.1 in table 5), and its
+    projector has 0.9 million (2.3 in table 7). The heads, groups, values and positions of the appendix's code are
+    omitted, and so is the projector of the last module, because no layer would read its output. There are no norms, so
+    tokens grow with the learning rate: on handwritten digits, a small model diverged with SGD at 0.1, but learned with
+    SGD at 0.01 and with Adam. Not measured on ImageNet.
     """
     return build(VT_RESNET, variant, fields)

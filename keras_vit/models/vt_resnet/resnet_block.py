@@ -31,8 +31,8 @@ class ResNetBlock(Layer):
     >>> ResNetBlock(64, strides=2, bottleneck=True)(np.zeros((1, 56, 56, 64))).shape
     (1, 28, 28, 256)
 
-    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5; bottlenecks are strided in the 3 x 3
-    convolution, and all are padded and initialized (He normal by the outputs) as in PyTorch's code.
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5, but the 3 x 3 convolution of a bottleneck
+    has the stride. Padding and initialization (He normal by the outputs) are as in PyTorch's code.
     """
 
     adds_up = True

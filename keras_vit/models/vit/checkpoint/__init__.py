@@ -19,7 +19,7 @@ from keras_vit.weights.found import KNOWN, STATED, Positions, put_settings
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
-# The functions that read the fields which arrays do not show, by source. Sources with marks come first.
+# {`Source`: function that adds the config fields that arrays do not show}. A file has the first source that fits.
 READERS = {
     **dict.fromkeys((OFFICIAL, BIG_VISION), lambda file, found: None),
     **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
@@ -31,7 +31,7 @@ _POSITIONS = "position_embedding/embeddings"
 
 
 def read_config(file, grid_size=None):
-    """Returns the `Found` of a `CanonicalFile`; `grid_size` is (rows, columns) of its position embeddings."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`; `grid_size` is (rows, columns) of its positions."""
     entrance = "patch_embedding/kernel" if file.size("root_conv/kernel", 4, 3) is None else "root_conv/kernel"
     found = begin(file, entrance)
     if file.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in file.weights:
@@ -54,7 +54,7 @@ def read_config(file, grid_size=None):
 
 
 def _read_arrays(file, found):
-    """Adds the fields that follow from the arrays."""
+    """Adds to `found` the config fields that follow from the arrays."""
     weights, root_width = file.weights, file.size("root_conv/kernel", 4, 3)
     patch = tuple(file.size("patch_embedding/kernel", 4, axis) for axis in (0, 1))
     hidden, mlp_dim = (file.size(f"block_00/mlp/dense_{i}/kernel", 2, i % 2) for i in (1, 2))
@@ -94,7 +94,7 @@ def _read_arrays(file, found):
     qkv = weights.get("block_00/attention/qkv/kernel", ())
     if len(qkv) != 2:
         return
-    # The shapes may show the number of heads.
+    # In files of some sources, the shapes of arrays show the number or the width of the heads.
     shape, width = file.shapes[file.source.find("block_00/attention/qkv/kernel").keys[0]], qkv[1] // 3
     norm = weights.get("block_00/attention/query_norm/gamma", ())
     head_dim = norm[0] if len(norm) == 1 else original.head_dim(file) or file.source.head_dim
@@ -105,18 +105,18 @@ def _read_arrays(file, found):
 
 
 def _read_what_sizes_show(file, found):
-    """Adds the fields that follow from published models of these sizes or with these arrays."""
+    """Adds to `found` the config fields that all published models with these arrays or sizes have."""
     weights = file.weights
     if "distillation_head" not in found.values:
         found.put(STATED, distillation_head="head_dist/kernel" in weights or "head/kernel" not in weights)
     if found.get("qkv_bias") and "key_bias" not in found.values and "key_bias" not in found.unknown:
         found.put(STATED, key_bias=True)
     if "block_00/layer_scale_1/gamma" in weights:
-        # The file's values will overwrite this one.
+        # This initial value does not matter, because the file contains the weights of LayerScale.
         found.put(STATED, certain=False, layer_scale_init=1.0)
     if "num_heads" not in found.values and "num_heads" not in found.unknown:
         dims = (found.get(name) for name in ("hidden_dim", "num_layers", "mlp_dim"))
-        # Some DINOv3 models have the same sizes as other models.
+        # Some DINOv3 models have the same sizes as models with other numbers of heads.
         known = not file.source.name.startswith("dinov3")
         published = vit.num_heads_from_sizes(*dims, found.get("gated_mlp")) if known else None
         if published is None:
@@ -128,7 +128,7 @@ def _read_what_sizes_show(file, found):
 
 
 def _read_positions(file, found, grid_size):
-    """Adds the layout of the position embeddings, and the image size that follows from it."""
+    """Adds to `found` the layout of the position embeddings, and the image size that follows from the layout."""
     table = file.weights.get(_POSITIONS, ())
     if len(table) == 3:
         found.positions = _positions(file, found, grid_size)
@@ -152,7 +152,7 @@ def _stride(found):
 
 
 def _positions(file, found, grid_size):
-    """Returns the `Positions` of a table. The grid is given, stated in the file, square, or else None."""
+    """Returns the `Positions` of a file. The grid is `grid_size`, else stated in the file, else square, else None."""
     length = file.weights[_POSITIONS][1]
     tokens, registers = (
         sum(file.weights[name][1] for name in group if len(file.weights.get(name, ())) == 3)
@@ -185,7 +185,7 @@ def _positions(file, found, grid_size):
 
 
 def positions_for(file, positions, grid, num_prefix):
-    """Returns the file's (number of prefix positions, grid of patch positions), given the model's."""
+    """Returns a file's (number of prefix positions, grid of patches); `num_prefix` and `grid` are the model's."""
     # A table of 16 positions is read as 4 x 4, even if the model's grid is 2 x 8. Only Keras' own files are read with
     # the model's grid, because they come from such models and do not contain the grid.
     if _POSITIONS not in file.weights:
@@ -201,15 +201,15 @@ def positions_for(file, positions, grid, num_prefix):
 
 
 def fit(file, found, fields, given):
-    """Checks the positions, as in `Family.fit`; returns head_dim, which need not divide hidden_dim."""
-    # The model of a .keras file was built with its positions.
+    """Checks the number of positions; returns the field head_dim, rounded down, as `Family.fit` describes."""
+    # The model in a .keras file was built with its position table, so it fits.
     if file.container != "keras" and not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
         check_positions(file, fields)
     return {"head_dim": fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])}
 
 
 def check_positions(file, fields):
-    """Raises if the image size of a file needs more position embeddings than its table contains."""
+    """Raises ValueError if the image size of a file needs more position embeddings than its table contains."""
     grid = fields.get("grid_size")
     fixed = fields.get("position_embedding", "learned") in ("sincos2d", "none")
     if fixed or (grid is None and None in fields["image_size"]):

@@ -6,14 +6,14 @@ import numpy as np
 
 from keras_vit.weights.found import DEFAULT, STATED
 
-# bfloat16 has 8 significant bits.
+# The relative precision of bfloat16, which has 8 significant bits.
 _BFLOAT16 = 2.0**-8
 # EVA-02 rescales the positions of other grids to this grid.
 _EVA02_GRID = (16, 16)
 
 
 def read_config(file, found):
-    """Adds the fields of a state dict."""
+    """Adds to `found` the rotary embedding of a state dict of DINOv3 or EVA-02."""
     source, origin = file.source, f"{DEFAULT} {file.source.name}"
     if source.name == "dinov3_original":
         _check_periods(file)
@@ -34,7 +34,7 @@ def head_dim(file):
 
 
 def read_keras(file, found):
-    """Adds the fields of a Keras .weights.h5 file, which contains no settings."""
+    """Marks fields in `found` as unknown that a Keras .weights.h5 file does not contain."""
     if "num_heads" not in found.values:
         found.leave("keras files do not contain it", "num_heads")
     if file.facts.get("rotary"):
@@ -42,7 +42,7 @@ def read_keras(file, found):
 
 
 def _table(file, suffix):
-    """Returns the first key with this ending among the keys without weights, or None."""
+    """Returns the first key of the file that ends in `suffix` and is not a weight, or None."""
     return next((key for key in file.ignored if key.endswith(suffix)), None)
 
 
@@ -52,7 +52,7 @@ def _read(file, key):
 
 
 def _check_periods(file):
-    """Raises a ValueError unless the periods of the rotary embedding follow from theta 100, up to bfloat16 rounding."""
+    """Raises ValueError if the file's rotary-embedding periods differ from base theta = 100, rounded to bfloat16."""
     key = _table(file, "rope_embed.periods")
     if key is None:
         return
@@ -65,7 +65,7 @@ def _check_periods(file):
 
 
 def _grid_of_eva02(file):
-    """Returns the `rotary_grid` that reproduces the cosines and sines of the file."""
+    """Returns the `rotary_grid` with which the rotary embedding has the cosines and sines in the file."""
     tables = [_read(file, _table(file, f"rope.freqs_{name}")) for name in ("cos", "sin")]
     side, quarter = math.isqrt(len(tables[0])), tables[0].shape[-1] // 4
     for grid in (_EVA02_GRID, None):

@@ -6,7 +6,7 @@ from keras_vit.weights.found import DEFAULT, KNOWN
 
 
 def read_config(file, found):
-    """Adds config fields to `found`: for a timm folder by its architecture, for a state dict by its keys."""
+    """Adds config fields to `found`, from the architecture in a timm folder, or from the keys of a state dict."""
     if file.container == "timm":
         timm_config.read_folder(file, found)
         _read_architecture(file, found)

@@ -29,7 +29,7 @@ _READ = {
 
 
 def read_config(file, found):
-    """Adds the fields of a folder by its config.json, or of a bare file by its keys."""
+    """Adds config fields to `found`, from the config.json of a folder, or from the keys of a single file."""
     source, config = file.source, {}
     if file.container == "huggingface":
         stated = {key: value for key, value in file.config.items() if value is not None}

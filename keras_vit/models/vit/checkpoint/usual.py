@@ -1,14 +1,14 @@
-"""Sets the fields that a source's models share, because its files do not contain them."""
+"""Sets the config fields that the files of a source do not contain, to the values of all models of this source."""
 
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights.found import DEFAULT, put_preprocessing, put_settings
 
-# The fixed positions of a model whose file has no table of positions.
+# {source: `position_embedding` of a model whose file contains no position table}.
 _FIXED_POSITIONS = {"big_vision": "sincos2d", **dict.fromkeys(("timm", "deit", "dinov3", "dinov3_original"), "none")}
 
 
 def put_usual(file, found):
-    """Adds the usual settings of the source, or leaves those unknown in which its models differ."""
+    """Adds the settings that all models of the source share; marks settings as unknown in which its models differ."""
     source, origin = file.source, f"{DEFAULT} {file.source.name}"
     _put_preprocessing(file, found)
     _put_pooling(file, found)
@@ -34,7 +34,7 @@ def _put_preprocessing(file, found):
     if larger or (source == "deit" and scaled):
         # DeiT III's images, and MAE's larger images, are evaluated without cropping the shorter side.
         constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
-    # DINOv3 has models of these widths for photos and for satellite images.
+    # At these widths, DINOv3 has models for photos and for satellite images, which differ in their preprocessing.
     two_kinds = source.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
     put_preprocessing(found, file.source, None if two_kinds else constants)
 
@@ -50,7 +50,8 @@ def _put_pooling(file, found):
         pooling = of_head[source]
     elif "pooling/probe" in file.weights:
         pooling = "map"
-    # EVA-02's pre-training has no pooling, and OpenCLIP's models without the first norm average the patches.
+    # The arrays do not show the pooling of these models: EVA-02's pre-training has none, and OpenCLIP's models without
+    # a norm before the blocks average the patches.
     hidden = {"eva02": not normed, "open_clip": not found.get("norm_before_blocks")}
     if pooling == "token" and hidden.get(source, source in ("keras", "open_clip_timm")):
         found.leave("with a class token the arrays do not show it", "pooling")

@@ -114,7 +114,7 @@ _TOWER = {
     **_qkv([f"{_SIGLIP_BLOCK}self_attn.{name}_proj" for name in "qkv"]),
     **norm("norm", "post_layernorm"),
 }
-# The keys of the text tower, of the loss, and of a list of numbers in files of older versions.
+# The keys of the text tower, of the loss, and of the position numbers that older versions stored.
 _NOT_OF_THE_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|(vision_model\.)?embeddings\.position_ids$"
 
 SIGLIP = Source(
@@ -150,5 +150,5 @@ CLIP = Source(
     prefixes=("vision_model.",),
 )
 
-# CLIP's mark distinguishes its files from SigLIP's.
+# CLIP precedes SigLIP, because CLIP's `mark` distinguishes its files from SigLIP's.
 TRANSFORMERS = (HUGGINGFACE, DINOV2, DINOV3, CLIP, SIGLIP)

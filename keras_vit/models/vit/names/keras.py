@@ -4,7 +4,7 @@ import re
 
 from keras_vit.weights.source import Name, Source
 
-# The names of a layer's weights, by their index in the order of creation.
+# Keras numbers the weights of a layer in the order of creation. Row i contains the possible names of weight i.
 _NAMES = (
     ("kernel", "gamma", "tokens", "embeddings", "column_embeddings", "relative_embeddings", "probe"),
     ("bias", "beta", "row_embeddings"),
@@ -29,7 +29,6 @@ class KerasSource(Source):
         if layer.rpartition("/")[2].startswith(("norm", "root_norm", "query_norm", "key_norm", "fc_norm")):
             names = ("gamma", "beta")
         elif layer.endswith("_norm"):
-            # Batch normalization.
             names = ("gamma", "beta", "moving_mean", "moving_variance")
         elif layer.rpartition("/")[2].startswith("layer_scale"):
             names = ("gamma",)
@@ -44,6 +43,6 @@ class KerasSource(Source):
 
 
 def keras_source(family, first_block):
-    """Returns the source of Keras' own files of a family, which is recognised by the name of the first block."""
+    """Returns the `Source` of Keras' own files of a family; a file belongs to the family if it has the first block."""
     unknown = dict.fromkeys(("activation", "layer_norm_epsilon", "resnet_epsilons"))
     return KerasSource("keras", {}, family=family, mark=f"{first_block}/", **unknown)

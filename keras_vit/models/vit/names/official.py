@@ -16,7 +16,7 @@ def _norm(ours, theirs, codec=_SAME):
 
 
 def _encoder(block, attention, norm_2, mlp):
-    """Returns the rows of embedding, blocks and head, given the prefix of a block and the names of its modules."""
+    """Returns {our weight path: `Name`} of all parts, given the prefix of a block and the names of its modules."""
 
     def qkv(part):
         return tuple(f"{block}{attention}/{name}/{part}" for name in ("query", "key", "value"))
@@ -57,7 +57,7 @@ OFFICIAL = Source(
     },
     activation="gelu_tanh",
     preprocessing=OFFICIAL_PREPROCESSING,
-    # Newer Flax numbers submodules by class, older Flax by position in the block.
+    # Newer versions of Flax number the submodules of each class, older versions number them by position in the block.
     aliases=[
         (r"(?<=/)MultiHeadDotProductAttention_0(?=/)", "MultiHeadDotProductAttention_1"),
         (r"(?<=/)LayerNorm_1(?=/)", "LayerNorm_2"),

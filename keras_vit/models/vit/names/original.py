@@ -51,7 +51,7 @@ DINOV3_ORIGINAL = dataclasses.replace(
     layer_norm_epsilon=1e-5,
     preprocessing=DINOV3_PREPROCESSING,
     aliases=[*_GATED, (r"^storage_tokens$", "reg_token")],
-    # Only training uses the local norm, and the rotary positions are computed.
+    # Ignore the local norm, which only training uses, and the periods of rotary positions, which are computed.
     ignored=_PRETRAINING + r"|(.*\.)?(local_cls_norm\.|rope_embed\.periods$)",
     spellings={
         "gated_mlp": _W1_W2,
@@ -82,7 +82,7 @@ EVA02 = dataclasses.replace(
 )
 
 _CLIP_BLOCK = "visual.transformer.resblocks.{block}."
-# The keys of the text tower, of the loss, and of numbers in OpenAI's files.
+# The keys of the text tower, of the loss, and of scalars such as input_resolution in OpenAI's files.
 _NOT_OF_THE_TOWER = (
     r"(module\.)?(transformer|token_embedding|positional_embedding|ln_final|text_projection|text|logit_scale|"
     r"logit_bias|attn_mask|input_resolution|context_length|vocab_size)(\.|$)"
@@ -108,7 +108,7 @@ OPENAI_CLIP = Source(
     ignored=_NOT_OF_THE_TOWER,
 )
 
-# OpenCLIP has the keys of OpenAI's CLIP, and either GELU.
+# OpenCLIP's files have the same keys as OpenAI's CLIP. Their activation is the exact or the quick GELU.
 OPEN_CLIP = dataclasses.replace(OPENAI_CLIP, name="open_clip", activation=None)
 
 # This OpenCLIP model has an image tower of timm.
@@ -122,13 +122,12 @@ OPEN_CLIP_TIMM = dataclasses.replace(
     prefixes=("visual.trunk.",),
 )
 
-# These sources share a `read_config`.
 ORIGINALS = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA, EVA02, OPENAI_CLIP, OPEN_CLIP)
 
-# {key pattern: source}. The first source that matches the file's keys, and whose pattern occurs, is taken.
+# {key pattern: source}. A file has the first source whose pattern occurs in the keys and which matches them.
 _BY_KEYS = {
     r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
-    # Only pre-training uses the mask token, so timm drops it.
+    # timm's files do not contain the mask token, because only pre-training uses it.
     r"(^|\.)(register_tokens$|mask_token$(?s:.*)\.ls1\.gamma$)": DINOV2_ORIGINAL,
     r"rope\.freqs_cos$|\.mlp\.(w1|w12|ffn_ln)\.": EVA02,
     r"^(module\.)?decoder_pred\.": MAE,
@@ -140,9 +139,9 @@ _BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "enco
 
 
 def recognise(keys, container, facts):
-    """Returns the Source of a file whose first layer occurs in several sources, or None."""
+    """Returns the `Source` of a file whose first layer has the same key in several sources, or None."""
     if OFFICIAL.matches(keys) or BIG_VISION.matches(keys):
-        # Both have the same key for the patch embedding; the position table's key or the prefix differs.
+        # Both sources have the same key for the patch embedding. The key of the position table, or the prefix, differs.
         old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
         stacked = any("encoderblock/" in key for key in keys)
         prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)

@@ -11,19 +11,20 @@ _TRANSPOSED = codecs.Transposed()
 
 _BLOCK = "blocks.{block}."
 _BACKBONE = "patch_embed.backbone."
-# timm projects keys and values together.
+# In timm's attention pooling, one layer computes the keys and the values.
 _POOLING_PARTS = [
     ("query", "attn_pool.q.weight", "attn_pool.q.bias", 0, 1),
     ("key", "attn_pool.kv.weight", "attn_pool.kv.bias", 0, 2),
     ("value", "attn_pool.kv.weight", "attn_pool.kv.bias", 1, 2),
 ]
 
-# The names in `Eva` of layer scales, also in DeiT III's own files, and of the biases of fused queries, keys and values.
+# The names of layer scales in timm's `Eva` and in DeiT III's own files, and of the biases of a fused QKV layer in
+# `Eva`.
 GAMMAS = {BLOCK + f"layer_scale_{i}/gamma": Name((f"{_BLOCK}gamma_{i}",)) for i in (1, 2)}
 QUERY_VALUE_BIASES = {
     BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue())
 }
-# The names of queries, keys and values as three layers, and of the gate of a gated MLP as a separate layer.
+# The names in `Eva` if queries, keys and values have three layers, or if the gate of a gated MLP has its own layer.
 SPLIT_QKV = {
     BLOCK + "attention/qkv/kernel": Name(
         tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(_TRANSPOSED)
