@@ -21,8 +21,8 @@ from keras_vit.prediction.inputs import real_array
 class Format(NamedTuple):
     """An export format; `code` is a module with the functions `write_<name>` and `run_<name>`.
 
-    `write(model, path, settings)` writes a file and needs `backend`. `run(path, batches, settings)` yields the outputs.
-    `settings` are JSON and contain the `precision` and the `names` of the outputs.
+    `write_<name>(model, path, settings)` writes a file and needs `backend`. `run_<name>(path, batches, settings)`
+    yields the outputs. `settings` is a dict of JSON values with the `precision` and the `names` of the outputs.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
 
 def write_file(fmt, model, path, precision="float32", images=None, labels=None, tolerance=None, **options):
-    """Exports to a file; arguments are as in `formats.onnx`."""
+    """Exports a model to a file of the format `fmt`; the arguments are as in `onnx`."""
     path = Path(arguments.path("path", path))
     arguments.optional(arguments.positive_number, "tolerance", tolerance)
     if path.suffix != fmt.suffix:
@@ -60,9 +60,10 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
 def write_checked(
     fmt, model, path, settings, batches, given=(), labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Exports to a temporary folder, compares the outputs on all batches, moves the files, and returns a report.
+    """Exports to a temporary folder, compares the outputs on all batches, moves the files to `path`, returns a report.
 
-    `batches` are random images, and `given` are the user's. The report describes how the outputs for `given` change.
+    `batches` are random images, and `given` are the user's images. The report describes how the outputs for `given`
+    change.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)
@@ -89,7 +90,6 @@ def write_checked(
         parity.check(difference, reduced, outputs, tolerance, f"{str(path)!r} in {precision}")
         change = None
         if given:
-            # Only the first output is compared with the original model.
             before = [parity.model_outputs(model, batch)[0] for batch in parity.shown(given, "Running the model")]
             after = [ys[0] for ys in received[len(batches) :]]
             change = accuracy_change(np.concatenate(before), np.concatenate(after), labels)
@@ -120,7 +120,7 @@ def _in_child(fmt, model, path, batches, settings, custom_module):
 
 
 def write_and_run(model, name, path, settings, file):
-    """Replaces the batches in a file by the outputs, in a child process; returns the number of outputs per batch."""
+    """In a child process, replaces the batches in a file by the outputs; returns the number of outputs per batch."""
     with np.load(file) as arrays:
         batches = [arrays[key] for key in arrays.files]
     reduced = with_precision(model, settings["precision"])
@@ -154,9 +154,9 @@ def _draft(path, overwrite):
 
 _ONNX = ("torch", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    # onnxruntime lacks the operation of TensorFlow's exact GELU, and JAX has no ONNX exporter.
+    # PyTorch writes ONNX, because onnxruntime lacks the operation of TensorFlow's exact GELU, and JAX has no exporter.
     "onnx": Format("onnx", ".onnx", "torch", _ONNX, torch_formats),
-    # The tolerance of int8_static is relative to the float32 model's logits, whose order matters.
+    # The tolerance of int8_static is relative to the largest logit of the float32 model.
     "openvino": Format(
         *("openvino", ".xml", "tensorflow", ("tensorflow", "openvino"), tensorflow_formats),
         precisions=(*PRECISIONS, STATIC),
@@ -188,7 +188,7 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
     """Exports a model to ONNX, compares the outputs in onnxruntime with the model, and returns a report.
 
     The input is named `images`. It has any batch size, and any image size if the model allows it. A single output is
-    named `outputs`; several outputs keep the model's names. All formats work in this way.
+    named `outputs`; several outputs keep the model's names. This holds for all formats.
 
     PyTorch writes ONNX and torch.export, and TensorFlow writes OpenVINO and LiteRT. If the model uses another backend,
     or PyTorch on a GPU, the export runs in a new process.
@@ -198,8 +198,8 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
         path: Path of the file, ending in ".onnx". If the model is above 2 GB, a second file is written next to it.
         precision: "float32" (default), "float16", "bfloat16" or "int8", the precision of the stored weights.
             Computations keep the model's precision. "int8" quantizes dense kernels, with one scale per column.
-        images: Images as the model takes them, (batch, height, width, channels), or None (default). The report contains
-            how their outputs differ from the original model's.
+        images: Images as the model takes them, (batch, height, width, channels), or None (default). The report
+            contains how the outputs for them differ from the original model's.
         labels: The classes of `images`, ints (batch,), to also report the accuracy, or None (default).
         tolerance: Float, the largest allowed difference from the model of the same precision, relative to max(1,
             largest output). None (default) means 1e-4, or 5e-2 if the model computes in bfloat16, or 1e-2 in float16 or

@@ -108,7 +108,7 @@ def check_finite(model, outputs=()):
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output); None means the default."""
+    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output). None: a default tolerance."""
     if tolerance is None:
         # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
         dtypes = {layer.compute_dtype for layer in sublayers(model, keras.Layer)}
@@ -123,7 +123,7 @@ def check(difference, model, outputs, tolerance, export):
 
 
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
-# Weights and activations in int8, with ranges from the user's images.
+# The precision with int8 weights and activations. The ranges of activations are measured on the user's images.
 STATIC = "int8_static"
 
 
@@ -140,7 +140,7 @@ def with_precision(model: keras.Model, precision: str) -> keras.Model:
         raise ValueError(f"Expected Keras 3.13 or newer for precision='int8'. Received: Keras {keras.__version__}")
     copy.set_weights(weights)
     config, kinds = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None), (Dense, EinsumDense)
-    # Without the filter, Keras would warn about each layer that it cannot quantize.
+    # Use a filter, because Keras warns about each layer that it cannot quantize.
     copy.quantize("int8", config=config, filters=lambda layer: isinstance(layer, kinds))
     return copy
 
@@ -157,7 +157,7 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a precision; returns None if that changes values, or there are fewer than 64."""
+    """Casts a float32 constant to a precision; returns None if values would change, or are fewer than 64."""
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
     with np.errstate(over="ignore", invalid="ignore"):

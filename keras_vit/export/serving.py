@@ -74,17 +74,19 @@ def saved_model(
             waits for the first request; () means none. They need `pip install tensorflow-serving-api`.
         image_size: Int or (height, width) in pixels, the size of `serving_bytes` if the model takes any size; default
             224 x 224.
-        normalization: The layer that scales images, if the model has no `normalization` layer or changes images before
-            it.
+        normalization: The layer that scales images. Pass it if the model has no `normalization` layer, or if layers
+            before this layer change the images.
         images, custom_module: As in `export.onnx`.
-        max_batch_size, max_pixels: Ints, the most images per request, and height x width in `serving_bytes`.
+        max_batch_size: Int, the largest number of images per request.
+        max_pixels: Int, the largest height x width of an image in `serving_bytes`.
         max_input_pixels: Int, the largest height x width of `images` and of `image_size` if the model takes any size.
         attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes`;
             `attention`, float32 (batch, rows, columns), as in `inspection.attention_rollout`; and `attention_corners`,
             (batch, 2, 2), its upper left and lower right (y, x) on the image, relative to its height and width. The
             model must contain one ViT of this package, without token merging.
 
-    Returns and raises as `export.onnx`, and a ValueError if the input or, with `postprocess`, output is not supported.
+    The report and the errors are as in `export.onnx`. A ValueError is also raised if the model's input, or with
+    `postprocess` its output, is not supported.
 
     Example:
     >>> keras_vit.export.saved_model(model, "models/vit/1", postprocess="classify")["difference"]  # doctest: +SKIP
@@ -178,7 +180,7 @@ def _names_of_outputs(model, attention):
 
 
 def _scaling_constants(model, normalization):
-    """Returns the constants to scale images with."""
+    """Returns the settings of the layer that scales images: `normalization`, or the layer of the model."""
     if normalization is None:
         layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
         advice = f"Say how images are scaled: normalization={layer}"

@@ -77,7 +77,7 @@ class ImageReader:
 
 
 class Server:
-    """Signatures of a model; arguments as in `saved_model`, but `postprocess` has an activation, labels and top."""
+    """Computes a model's signatures. `postprocess` is {activation, labels, top}; the rest as in `saved_model`."""
 
     def __init__(
         self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
@@ -127,7 +127,7 @@ class Server:
         return self._reader(self._check_batch_size(tf.ensure_shape(image_bytes, (None,))))
 
     def _readable_rows(self, outputs, status):
-        """Returns the outputs, empty in rows that are not "ok", and the status by name."""
+        """Returns the outputs and the status by name; in rows whose status is not "ok", outputs are 0, -1 or ""."""
         for name, output in outputs.items():
             # JSON has no NaN, so use zeros, and -1 for no class.
             nothing = tf.fill(tf.shape(output), -1) if name == "classes" else tf.zeros_like(output)
@@ -157,7 +157,7 @@ class Server:
         return images if layer.apply else layer.normalize(images)
 
     def _compute(self, images):
-        """Returns all outputs by name."""
+        """Runs the model on images; returns {name: output}."""
         images = tf.debugging.check_numerics(images, "Expected finite numbers as images.")
         return self._named(tf.nest.flatten(self._model(self._cast(images), training=False)))
 
@@ -165,7 +165,7 @@ class Server:
         return tf.cast(images, self._model.inputs[0].dtype)
 
     def _named(self, outputs):
-        """Returns a list of outputs by name."""
+        """Returns {name: output} for a list of outputs, with the outputs that `postprocess` adds."""
         named = {}
         for name, output in zip(self._names, outputs, strict=True):
             if output.dtype.is_floating:

@@ -136,7 +136,7 @@ def read_signatures(path):
     }
 
 
-# Limit of largest value / root mean square. Above it, a step of 8 bits is over a third of the root mean square.
+# The limit of an input's largest value / root mean square. Above it, a step of int8 exceeds a third of the latter.
 _OUTLIER = 100
 
 
@@ -145,7 +145,7 @@ def write_litert(model, path, settings):
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        # LiteRT cannot loop over slices of an unknown number of images.
+        # LiteRT cannot loop over slices if the number of images is unknown.
         with in_one_piece():
             write_plain(model, folder, settings["names"])
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"])
@@ -166,7 +166,7 @@ def run_litert(path, batches, settings):
 
 
 def write_openvino(model, path, settings):
-    """Writes OpenVINO's .xml and .bin; stores weights in the precision if that is exact."""
+    """Writes OpenVINO's .xml and .bin; stores weights in the precision if their values do not change."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
@@ -215,7 +215,7 @@ def calibrate_openvino(path, batches):
             smooth_quant_alphas=AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),
     )
-    # The model keeps its file of weights open, so write to another folder.
+    # `quantized` keeps its file of weights open, so write to another folder.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         openvino.save_model(quantized, os.path.join(folder, path.name), compress_to_fp16=False)
         del quantized
@@ -255,7 +255,7 @@ def _compiled(model):
 
 
 def _shrink(converted, precision):
-    """Stores constants in a precision if that is exact; OpenVINO's compression would also round epsilons."""
+    """Stores constants in a precision if their values do not change; OpenVINO's compression would round epsilons."""
     import openvino
     from openvino import opset13
 

@@ -14,8 +14,8 @@ def torch_module(model: keras.Model):
     """Returns a model on PyTorch as a `torch.nn.Module` for inference, without Keras.
 
     The module is the program that `torch_export` writes. It avoids Keras' overhead, about 15 % of the time of a Ti/16
-    on one image, and can be compiled with `torch.compile`. Its buffers are the tensors of the model's weights, so a
-    change of the model changes the module. It takes images on the model's device, (batch, height, width, channels),
+    on one image, and can be compiled with `torch.compile`. The module and the model share their weights, so a change of
+    the model's weights changes the module. It takes images on the model's device, (batch, height, width, channels),
     with any batch size, and any image size if the model allows it. It returns the model's output, or a tuple of several
     outputs. `train()` has no effect. To save the module, use `torch_export`.
 
@@ -53,7 +53,7 @@ def torch_module(model: keras.Model):
 
 
 def write_torch_export(model, path, settings):
-    """Writes an exported program; stores weights in float16 or bfloat16 if that is exact."""
+    """Writes an exported program; stores weights in float16 or bfloat16 if their values do not change."""
     import torch
 
     precision = settings["precision"]
@@ -71,7 +71,7 @@ def run_torch_export(path, batches, settings):
 
 
 def write_onnx(model, path, settings):
-    """Writes an ONNX file; stores weights in float16 or bfloat16 if that is exact."""
+    """Writes an ONNX file; stores weights in float16 or bfloat16 if their values do not change."""
     import torch
 
     options = {"input_names": ["images"], "output_names": settings["names"], "verbose": False}
@@ -98,7 +98,7 @@ def _traced(model, precision):
     import torch
 
     class Program(torch.nn.Module):
-        """A model with its weights as buffers, stored in `precision` if that is exact."""
+        """A model with its weights as buffers, stored in `precision` if their values do not change."""
 
         def __init__(self):
             super().__init__()
@@ -121,7 +121,7 @@ def _traced(model, precision):
     free = [axis for axis, side in enumerate(model.inputs[0].shape) if side is None]
     shapes = (dict.fromkeys(free, torch.export.Dim.DYNAMIC),)
     with torch.no_grad():
-        # The decompositions remove the conversions without effect that Keras makes before each operation.
+        # Keras converts tensors before each operation. The decompositions remove the conversions that have no effect.
         program = torch.export.export(Program().eval(), (example,), dynamic_shapes=shapes).run_decompositions({})
     graph = program.graph_module.graph
     for node in list(graph.nodes):
@@ -133,7 +133,7 @@ def _traced(model, precision):
 
 
 def _shrink(model, precision):
-    """Stores constants of an ONNX model in a precision if that is exact, and casts them back to float32."""
+    """Stores constants of an ONNX model in a precision if their values do not change, with casts back to float32."""
     import onnx_ir as ir
 
     dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]

@@ -1,4 +1,4 @@
-"""Predicts arrays and image files, and computes intermediate features."""
+"""Predicts the classes of arrays and image files, and computes the features of inner blocks."""
 
 from keras_vit.prediction.classes import decode_predictions
 from keras_vit.prediction.classify import read_image

@@ -43,8 +43,8 @@ def decode_predictions(
 
     Args:
         predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
-        model: The model that predicted them, for its `class_names`. If there is no model or it has no names, 1000
-            classes get ImageNet's names. Any other number of classes is named by index.
+        model: The model that computed the predictions, for its `class_names`. If there is no model, or the model has no
+            names, 1000 classes get ImageNet's names. Any other number of classes is named by index.
         top: Int, the number of classes per image. None means 5, or all if there are fewer.
 
     Raises:
@@ -98,7 +98,7 @@ def most_probable(probabilities, classes, top):
 
 
 def ids_and_names(model):
-    """Returns `outputs_named` of a classifier; raises for a regression model."""
+    """Returns (id, name) per class of a classifier, as `outputs_named`; raises ValueError for a regression model."""
     if postprocess_kind(model) is None:
         raise ValueError(f"Expected a model of classes. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
@@ -156,7 +156,7 @@ def postprocess_kind(model):
 
 
 def prediction_activation(model):
-    """Returns `output_activation`; raises if the loss of a compiled model needs another activation."""
+    """Returns `output_activation`; raises ValueError if the loss of a compiled model needs another activation."""
     activation = output_activation(model)
     owners = names_of_loss(getattr(model, "loss", None))
     for setting, (wanted, losses) in _OF_LOSSES.items():
@@ -190,7 +190,7 @@ def _has_one_row(model):
 
 
 def _only_output(model):
-    """Returns the only output of a model, (batch, classes); raises for any other outputs."""
+    """Returns the output of a model, (batch, classes); raises ValueError for several outputs or other shapes."""
     shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
         raise ValueError(

@@ -45,7 +45,7 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 
 def _read_for(path, model, tta):
-    """Does the work of `read_image`; if `tta` takes crops, the image is 8/7 as large."""
+    """Reads an image as `read_image` does; if `tta` crops images, the image is 8/7 as large."""
     if len(arguments.model(model).inputs) != 1 or len(model.inputs[0].shape) != 4:
         shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
         raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
@@ -132,7 +132,7 @@ def _batches(model, paths, tta, batch_size, broken, errors):
                         raise image
                     errors.append(image)
                 else:
-                    # If the model takes any image size, shapes differ.
+                    # If the model takes any image size, the images may have different shapes.
                     by_shape.setdefault(image.shape, []).append((place, image))
             for pairs in by_shape.values():
                 places, images = zip(*pairs, strict=True)

@@ -13,15 +13,16 @@ from keras_vit.models.vt_resnet.layers import VTModule
 
 
 def features(model: keras.Model, blocks: Sequence[int] | None = None, format: str | None = None) -> keras.Model:
-    """Returns a model of intermediate features, with shared weights.
+    """Returns a new model that outputs the features of some blocks of `model`. Both models share their weights.
 
     Args:
         model: A model of this package's builders, with or without a head.
-        blocks: Indices of the blocks, in the order of `model.config.block_names`; negative indices count from the last.
-            Several blocks give a list of outputs. None means (3, 7, 11) for a ViT, else each stage's last block.
-        format: "tokens", (batch, num_tokens, hidden_dim), which includes a ViT's prefix tokens; or "map", (batch, rows,
-            columns, hidden_dim). None means "tokens" for a ViT and "map" for other families, in which only VT modules
-            have tokens.
+        blocks: Indices of the blocks, in the order of `model.config.block_names`. Negative indices count from the last
+            block. If there are several, the new model returns a list. None: (3, 7, 11) for a ViT, and the last block of
+            each stage for other families.
+        format: "tokens" for outputs (batch, num_tokens, hidden_dim), with the class, distillation and register tokens;
+            "map" for outputs (batch, rows, columns, hidden_dim). None: "tokens" for a ViT, "map" for other families, of
+            which only VTResNet has tokens.
 
     Raises:
         ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout or
@@ -53,14 +54,14 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
 
 
 def _ends_of_stages(blocks):
-    """Returns the index of the last block of each stage, by block names such as "stage_2_block_03"."""
+    """Returns the index of the last block of each stage, given blocks with names such as "stage_2_block_03"."""
     stages = [block.name.rpartition("_")[0] for block in blocks if block.name.startswith("stage_")]
     lengths = [len(list(group)) for _, group in itertools.groupby(stages)]
     return [end - 1 for end in itertools.accumulate(lengths)]
 
 
 def _block_output(block, format):
-    """Returns the output of a block outside ViTs, as tokens or as a feature map."""
+    """Returns the output of a block of a family other than ViT, as tokens or as a feature map."""
     *maps, last = keras.tree.flatten(block.output)
     is_module = isinstance(block, VTModule)
     outputs = {"tokens": last if is_module else None, "map": maps[0] if maps else None if is_module else last}
@@ -71,7 +72,7 @@ def _block_output(block, format):
 
 
 def check_every_patch(model, blocks):
-    """Raises if a ViT drops patches, or one of these blocks merges or omits tokens."""
+    """Raises ValueError if a ViT drops patches, or if one of these blocks merges or omits tokens."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
         expected = "a model with patch_dropout_rate=0, token_merging=0, and without `num_outputs` of its blocks"

@@ -145,13 +145,13 @@ def _paths_in_table(table, column):
 
 
 def table_columns(weights):
-    """Returns the columns of paths and labels of the table that a run was trained on, or None."""
+    """Returns the names of the path and label columns in the table that a run was trained on, or None."""
     try:
         results = json.loads(Path(weights, "results.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     columns = results.get("table_columns") if isinstance(results, dict) else None
-    # A table with several columns of labels has no counterpart with one column.
+    # If the table has several columns of labels, one predicted class per image does not fit the table.
     return columns if columns and len(columns) == 2 else None
 
 

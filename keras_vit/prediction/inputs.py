@@ -36,8 +36,8 @@ def to_numpy(x):
 
 
 def real_array(name, value, finite=True):
-    """Returns `to_numpy(value)`; raises if these are not real numbers, or if one is not finite and all must be."""
-    # Nested lists may be of different lengths.
+    """Returns `value` as a NumPy array; raises ValueError if it is not real, or, with `finite`, has NaN or infinity."""
+    # NumPy raises an error if nested lists have different lengths.
     with contextlib.suppress(ValueError, TypeError):
         array = to_numpy(value)
         if array.dtype.kind in "biufV" and (not finite or np.isfinite(array).all()):
@@ -46,7 +46,7 @@ def real_array(name, value, finite=True):
 
 
 def is_arrays(data, counts=(2,), or_lists=False):
-    """Returns True if data is a tuple or list of n arrays, n in `counts`; with `or_lists`, labels may be lists."""
+    """Returns True if data is a tuple or list of arrays, `counts` of them; with `or_lists`, also lists of scalars."""
 
     def fits(part):
         return hasattr(part, "shape") or (or_lists and isinstance(part, list) and part and np.isscalar(part[0]))
@@ -55,7 +55,7 @@ def is_arrays(data, counts=(2,), or_lists=False):
 
 
 def sliced(parts, batch_size):
-    """Yields batches of arrays of equal length, each a tuple."""
+    """Splits arrays of equal length into batches; yields each batch as a tuple of arrays."""
     for i in range(0, len(parts[0]), batch_size):
         yield tuple(part[i : i + batch_size] for part in parts)
 
@@ -75,7 +75,7 @@ def num_batches(data):
 
 
 def functional_graph(model):
-    """Returns the functional graph of a model: the model, or the only model in a trainer such as `SAM`; else None."""
+    """Returns the functional model: `model`, or the only model inside a wrapper such as `SAM`; else None."""
     while not is_graph(model):
         models = [layer for layer in arguments.model(model).layers if isinstance(layer, keras.Model)]
         if len(models) != 1:
@@ -85,14 +85,14 @@ def functional_graph(model):
 
 
 def check_no_files(images, name):
-    """Raises if images are given as file names."""
+    """Raises ValueError if the images are file names instead of arrays."""
     if files := [part for part in keras.tree.flatten(images) if isinstance(part, (str, os.PathLike))]:
         expected = "arrays of images, as keras_vit.read_image(path, model) reads from a file"
         raise arguments.invalid(name, expected, files[0])
 
 
 def check_images(model, images, name="images"):
-    """Raises if a batch does not have the size and values that a model takes; logs a warning about unusual values."""
+    """Raises ValueError if a batch has a size or values that a model cannot take; warns of unusual values."""
     if hasattr(images, "shape"):
         check_size(model, images, name)
         if strange := check_values(model, to_numpy(images)):
@@ -100,7 +100,7 @@ def check_images(model, images, name="images"):
 
 
 def input_range(model):
-    """Returns the (lowest, highest) input value; None if unknown or if layers before `normalization` rescale."""
+    """Returns a model's (lowest, highest) input value; None if unknown, or if layers before `normalization` rescale."""
     layer, graph = find_normalization(model), functional_graph(model)
     if layer is None:
         return None
@@ -122,7 +122,7 @@ def in_unit_range(images):
 
 
 def check_values(model, images):
-    """Raises if images cannot be in the model's value range; returns a warning if they are unusual, else None."""
+    """Raises ValueError for images outside the model's value range; returns a warning for unusual values, else None."""
     images = np.asarray(images)
     images = images if images.dtype.kind in "biu" else images.astype("float32")
     if not images.size:

@@ -8,13 +8,13 @@ from keras_vit.console import Progress
 from keras_vit.models.running import check_size
 from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, sliced, to_numpy
 
-# Test-time augmentation: none; the image and its mirror image; corners and center of a larger image (arXiv 1409.4842,
-# section 7); these crops and their mirror images.
+# Test-time augmentation: none; the image and its mirror image; the four corners and the center of a larger image (arXiv
+# 1409.4842, section 7); these five crops and their mirror images.
 TTA = (None, "flip", "five_crop", "ten_crop")
 
 
 def check_one_input(model):
-    """Raises if a model takes more than images."""
+    """Raises ValueError if a model has other inputs in addition to images."""
     if len(getattr(arguments.model(model), "inputs", None) or [model]) > 1:
         received = f"model {model.name!r} with {len(model.inputs)} inputs"
         advice = "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."
@@ -22,7 +22,7 @@ def check_one_input(model):
 
 
 def finite_batches(data, expected, name="data"):
-    """Returns (batches, number of batches or None); raises for endless datasets and for other types."""
+    """Returns (batches, number of batches or None); raises ValueError if data is endless or not iterable."""
     check_no_files(data, name)
     if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
         raise arguments.invalid(name, expected, type(data).__name__)
@@ -33,7 +33,7 @@ def finite_batches(data, expected, name="data"):
 
 
 def image_batches(data, batch_size, name="data"):
-    """Returns (batches of images, number of batches or None) of an array, or of batches that may have labels."""
+    """Returns (batches of images, number of batches or None); `data` is an array, or batches that may have labels."""
     if hasattr(data, "shape"):
         size, data = arguments.positive_int("batch_size", batch_size), to_numpy(data)
         return (batch for (batch,) in sliced((data,), size)), -(-len(data) // size)
@@ -51,7 +51,7 @@ def predict_batches(model, batches, steps=None, verbose=0, name="data"):
 
 
 def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=None):
-    """Like `predict_batches`, but yields for each batch a list of outputs, one for each view of `tta`."""
+    """Predicts as `predict_batches`, but yields for each batch a list of outputs, one for each view of `tta`."""
     full, seen = 0, 0
     progress = Progress(steps, "batch", "images", verbose=verbose)
     for images in progress.over(batches, count=len):
@@ -61,7 +61,7 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
             continue
         if not seen:
             check_images(model, views[0], name)
-        # A single batch size compiles only once.
+        # Use a single batch size, so that the model is compiled only once.
         full = max(full, count)
         where = f"an image among {seen} to {seen + count - 1}"
         yield [padded_output(model, view, full, where) for view in views]

@@ -41,7 +41,7 @@ def preprocess_input(x, model: keras.Model | None = None):
 
 
 def scaled(x, model=None):
-    """Does the work of `preprocess_input`, without the check for images in 0..1."""
+    """Scales images as `preprocess_input` does, without the check for images in 0..1."""
     layer = ImageNormalization() if model is None else require_normalization(model)
     scaled_by_model = model is not None and layer.apply
     if isinstance(x, (list, tuple, np.ndarray)):

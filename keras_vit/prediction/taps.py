@@ -1,4 +1,4 @@
-"""Reads the tensors that enter layers of a model, and the attention of its ViT."""
+"""Reads the input tensors of layers inside a model, and the attention weights of the model's ViT."""
 
 import contextlib
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class PatchLayout(NamedTuple):
 
 
 class AttentionTaps:
-    """Reads the tokens that enter the blocks of the only ViT in a model, in inference mode.
+    """Reads the input tokens of all blocks of the ViT in a model, in inference mode. The model must contain one ViT.
 
     Args:
         model: As in `keras_vit.inspection.attention_maps`.
@@ -98,7 +98,7 @@ class AttentionTaps:
         if readout == "token_gap":
             return (rows[:, 0] + ops.mean(rows[:, num_prefix:], axis=1)) / 2
         if readout == "token":
-            # A distilled model reads two tokens.
+            # The heads of a distilled model read two tokens.
             read = [layer.index for layer in self.poolings if isinstance(layer, TokenPooling)]
             return ops.mean(ops.take(rows, read if self.readout is None and read else [0], axis=1), axis=1)
         rows = rows[:, num_prefix:]
@@ -137,7 +137,7 @@ def taps(model, args, layers):
 
 
 def _read(model, args, layers):
-    """Does the work of `taps`, with gradients."""
+    """Does the same as `taps`, but computes gradients."""
     graph, values = _graph_and_inputs(model, args)
     calls = [(*call, _within(call[0], layers)) for call in nodes_before(graph.outputs)]
     calls = [call for call in calls if call[2]]
@@ -158,9 +158,10 @@ def _read(model, args, layers):
 
 
 def onward(model, args, start, end=None):
-    """Returns a function from the output of layer `start` to the first tensor that enters layer `end`, in a list.
+    """Returns a function that maps the output of layer `start` to a list with the first input tensor of layer `end`.
 
-    If `end` is None, it returns the model's outputs. The function is differentiable. Arguments are as in `taps`.
+    If `end` is None, the function returns the model's outputs. Gradients can be computed through the function. `model`
+    and `args` are as in `taps`.
     """
     graph, values = _graph_and_inputs(model, args)
     calls = list(nodes_before(graph.outputs))
@@ -207,7 +208,7 @@ def _graph_and_inputs(model, args):
 
 
 def _no_gradients():
-    """Keeps PyTorch from storing activations."""
+    """Returns a context in which PyTorch does not store activations for gradients."""
     if keras.backend.backend() != "torch":
         return contextlib.nullcontext()
     import torch  # noqa: TID251
@@ -226,7 +227,7 @@ def in_float32(scores):
     weights = ops.cast(scores, "float32")
     if keras.backend.standardize_dtype(scores.dtype) == "float32":
         return weights
-    # Rows rounded to the compute dtype do not sum to 1.
+    # Rows that were rounded to the compute dtype do not sum to 1.
     return weights / ops.sum(weights, axis=-1, keepdims=True)
 
 
