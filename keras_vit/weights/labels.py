@@ -11,14 +11,14 @@ TASKS = {
 
 
 def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
-    """Adds to `found` the task of a config.json, and the class names from a list or from {number: name}.
+    """Adds to `found` the task and the class names in a config.json.
 
     Args:
-        found: The `Found`, which has num_classes.
-        config: The config.json.
-        labels: The list or dict, or None.
-        of_timm: Bool. True allows a list, and ignores a dict whose numbers have gaps.
-        usual: The task of a config without `problem_type`.
+        found: The `Found`, which contains num_classes.
+        config: The contents of the config.json, a dict.
+        labels: The class names in `config`: a list, a dict {number: name}, or None.
+        of_timm: Bool, whether timm wrote the file. Then a list is allowed, and a dict with missing numbers is ignored.
+        usual: The task if `config` contains no `problem_type`.
     """
     if not found.get("num_classes"):
         return

@@ -77,7 +77,7 @@ class Source:
         return canonical, ignored
 
     def _canonical(self, key):
-        """Returns the key in `names` for a key in a file, or None for a key without weights."""
+        """Converts a key of a file to the form of the keys in `names`; returns None if the key is not a weight."""
         name = unwrapped(key)
         if name == _COUNTER or re.match(self.ignored, name):
             return None
