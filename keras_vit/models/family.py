@@ -153,8 +153,8 @@ class Family:
     Args:
         config: Subclass of `ModelConfig`.
         connect: Function `connect(images, config, **options)` that adds the model's layers to the normalized images,
-            and returns the outputs. The options do not change the inference of a trained model: dropout rates, the
-            head's initializer, rematerialization.
+            and returns the outputs. The options (dropout rates, the head's initializer, rematerialization) do not
+            change the inference of a trained model.
         builder: Name of the family's builder, such as "ViT".
         above: Names of the layers between the last block and the head.
         sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a

@@ -63,7 +63,7 @@ def decode_efficientnet(variant):
 
 
 def scaled_widths(width_factor):
-    """Returns the channels of stem, stages and top: B0's times the factor, as multiples of 8 and not below 90 %."""
+    """Returns the channels of stem, stages and top: B0's times the factor, rounded to 8 (down by at most 10 %)."""
 
     def scaled(width):
         width *= width_factor

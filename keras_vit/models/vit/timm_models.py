@@ -105,7 +105,7 @@ MODELS = {
 
 
 def fields_from_folder(path, config):
-    """Returns the config fields that a folder's architecture and `model_args` imply; raises ValueError for others."""
+    """Returns the config fields from a timm folder's config.json; raises ValueError for unsupported settings."""
     name, args = config.get("architecture"), config.get("model_args")
     args = args if isinstance(args, dict) else {}
     for part, names in _MISSING:
