@@ -9,8 +9,8 @@
 # **Contents**: 1 The files · 2 Settings · 3 One model per fold · 4 Mistakes on held-out images · 5 Attention ·
 # 6 submission.csv · 7 Several labels, or a number
 #
-# It needs `keras_vit` with the extras `data` and `inspect`, pandas, scikit-learn, and one of TensorFlow, JAX and
-# PyTorch; the environment variable `KERAS_BACKEND` chooses one.
+# This notebook needs `keras_vit` with the extras `data` and `inspect`, pandas, scikit-learn, and one of TensorFlow, JAX
+# and PyTorch; the environment variable `KERAS_BACKEND` chooses one.
 #
 # ## 1 The files
 #
@@ -75,7 +75,7 @@ def build():
 
 # %%
 def dataset(table, model, **options):
-    """Makes the batches of a table's images."""
+    """Returns a dataset of the images in a table."""
     return keras_vit.data.from_dataframe(
         table,
         directory=folder,
@@ -98,7 +98,7 @@ def fit(model, train, valid):
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
     ]
-    # The dataset shuffles; Keras would warn that it cannot.
+    # The dataset already shuffles. With shuffle=True, Keras would warn that it cannot shuffle a dataset.
     model.fit(train, validation_data=valid, epochs=epochs, callbacks=callbacks, shuffle=False, verbose=2)
 
 
@@ -155,8 +155,8 @@ samples.show(keras_vit.inspection.attention_overlay(images, attention), names, c
 # %% [markdown]
 # ## 6 submission.csv
 #
-# `tta="flip"` averages the probabilities of each image and its mirror image, and `ensemble` those of all folds. The
-# models are read from their files, so that this part can be a notebook of its own.
+# `tta="flip"` averages the probabilities of each image and its mirror image, and `ensemble` averages the predictions of
+# all folds. The models are read from their files, so that this part can be a notebook of its own.
 
 # %%
 predictions = []

@@ -7,14 +7,15 @@
 # **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
 # three answers · 8 Stop the server
 #
-# It needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder `examples/serve`. The model
-# may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses one): TensorFlow writes the
-# SavedModel and PyTorch the ONNX file, in a separate process if the model runs on another backend.
+# This notebook needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder
+# `examples/serve`. The model may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses
+# one): TensorFlow writes the SavedModel and PyTorch the ONNX file, in a separate process if the model runs on another
+# backend.
 #
 # `samples.py`, which lies beside this notebook in the repository, finds the pictures and Google's ViT-B/16, trained on
 # ImageNet (`ViT-B_16-224.npz`). Without them, a small ViT learns scikit-learn's handwritten digits first. In Kaggle and
-# Colab, clone the repository, and copy `samples.py` to the working folder. Any model of this package, or one of yours
-# that contains it, goes the same way.
+# Colab, clone the repository, and copy `samples.py` to the working folder. You can export any model of this package, or
+# your own model that contains one, in the same way.
 
 # %%
 import atexit
@@ -64,7 +65,7 @@ for path, (_, name, probability) in zip(paths, best, strict=True):
 # ## 2 SavedModel
 #
 # `postprocess="classify"` adds probabilities and the names of the most probable classes. The folder's name, 1, is the
-# version: a server takes the highest. The export is compared with the model before it is put in place.
+# version: a server loads the highest version. The export is compared with the model before the folder gets this name.
 
 # %%
 # This folder contains all files of the notebook, and is deleted at its end.
@@ -74,7 +75,7 @@ report = export.saved_model(model, folder / "models" / "vit" / "1", postprocess=
 print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e} from the model's")
 
 # %% [markdown]
-# It has three signatures, whichever backend the model comes from:
+# The SavedModel has three signatures, whichever backend the model comes from:
 #
 # | signature | a row of the request |
 # |---|---|
@@ -82,7 +83,7 @@ print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e
 # | `serving_uint8` | `images`: raw pixels, 0 to 255 |
 # | `serving_bytes` | `image_bytes`: a JPEG or PNG file |
 #
-# Decoding, resizing and scaling are inside, so that a client needs no image library.
+# The SavedModel decodes, resizes and scales the images, so a client needs no image library.
 #
 # ## 3 The server
 #
@@ -103,7 +104,7 @@ server = subprocess.Popen(
     stderr=subprocess.DEVNULL,
     text=True,
 )
-# If a later cell fails, the server must not outlive the notebook.
+# Stop the server at the end of the notebook, even if a later cell fails.
 atexit.register(server.kill)
 # The server prints its address once the model is loaded.
 line = server.stdout.readline()
@@ -127,7 +128,7 @@ for path, answer in zip(paths, answers, strict=True):
     print(f"{path.name:16} {answer['status']}: {top}")
 
 # %% [markdown]
-# `examples/serve/client.py` does the same on the command line, with the standard library alone:
+# `examples/serve/client.py` does the same on the command line, with only the standard library:
 
 # %%
 command = [sys.executable, (serve / "client.py").resolve(), "--url", url, *(path.name for path in paths[:1])]
@@ -137,8 +138,8 @@ print(done.stdout or done.stderr)
 # %% [markdown]
 # ## 5 Requests that are no pictures
 #
-# A file that cannot be read gets a status, and the other pictures of the request their answers. A request that makes no
-# sense is refused with a reason.
+# A file that cannot be read gets an error status, and the other pictures of the request still get their answers. An
+# invalid request is refused with a reason.
 
 # %%
 damaged = paths[0].read_bytes()[:100]
@@ -156,12 +157,12 @@ except urllib.error.HTTPError as error:
 # %% [markdown]
 # ## 6 ONNX
 #
-# An ONNX file holds the network alone: the client scales the images. Any program with onnxruntime can run it, on any
-# machine, without Keras and without this package.
+# An ONNX file contains only the network, so the client scales the images. Any program with onnxruntime can run it, on
+# any machine, without Keras and without this package.
 
 # %%
 with warnings.catch_warnings():
-    # PyTorch's exporter uses a function that PyTorch calls outdated.
+    # Ignore warnings about a deprecated function in PyTorch's exporter.
     warnings.simplefilter("ignore", FutureWarning)
     report = export.onnx(model, folder / "vit.onnx")
 print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e} from the model's")
@@ -178,8 +179,8 @@ print(f"largest difference of a logit: {np.abs(onnx_logits - logits).max():.1e}"
 # %% [markdown]
 # ## 7 The three answers
 #
-# The server decoded and resized the files itself, with TensorFlow, where the notebook used Pillow: its numbers may
-# differ a little from the notebook's. onnxruntime got the notebook's pixels.
+# The server decoded and resized the files itself, with TensorFlow, and the notebook used Pillow. So their numbers may
+# differ a little. onnxruntime got the same pixels as the model in the notebook.
 
 # %%
 served = np.array([answer["probabilities"] for answer in answers])

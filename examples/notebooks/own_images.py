@@ -14,8 +14,8 @@
 #
 # **Contents**: 1 Twenty lines · 2 How it went · 3 New files
 #
-# It needs `keras_vit` with the extras `data` and `inspect`, pandas, and one of TensorFlow, JAX and PyTorch; the
-# environment variable `KERAS_BACKEND` chooses one.
+# This notebook needs `keras_vit` with the extras `data` and `inspect`, pandas, and one of TensorFlow, JAX and PyTorch;
+# the environment variable `KERAS_BACKEND` chooses one.
 #
 # The next cell prepares sample images. **For your own images, write this in its place; nothing else changes:**
 #
@@ -25,7 +25,7 @@
 # folder, weights = Path("flowers17"), "hf://google/vit-base-patch16-224"
 # ```
 #
-# `weights` is a file or a name that `from_pretrained` reads. In a Kaggle notebook, your images are a folder of
+# `weights` is a file or a name that `from_pretrained` reads. In a Kaggle notebook, your images are in a folder in
 # `/kaggle/input`. The sample images need `samples.py`, which lies beside this notebook in the repository; in Kaggle and
 # Colab, upload `samples.py` and copy it to the working folder.
 
@@ -82,8 +82,8 @@ print(f"accuracy on {report['num_images']} held-out images: {report['top_1']:.4f
 keras_vit.evaluation.plot_confusion_matrix(report["confusion_matrix"], names)
 
 # %% [markdown]
-# These are the held-out images whose true class got the lowest probability. With your own images, this is where wrong
-# labels and odd pictures are found.
+# These are the held-out images whose true class got the lowest probability. With your own images, look here for wrong
+# labels and unusual pictures.
 
 # %%
 from pathlib import Path
@@ -110,7 +110,7 @@ table = keras_vit.predict_images(saved, new, directory=folder, tta="flip", verbo
 table.agg(["idxmax", "max"], axis=1).rename(columns={"idxmax": "class", "max": "probability"})
 
 # %% [markdown]
-# The same from a terminal, for a folder `photos`, and the whole training as one command:
+# These commands do the same in a terminal, for a folder `photos`. The second one does the whole training:
 #
 # ```
 # keras-vit predict photos --weights my_images.keras --csv predictions.csv

@@ -9,8 +9,8 @@
 # **Contents**: 1 Pictures, most without labels · 2 A small ViT · 3 Pre-training · 4 Reconstructions · 5 Few labels,
 # from nothing · 6 Few labels, after pre-training · 7 What it brought · 8 Where to go from here
 #
-# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
-# `KERAS_BACKEND` chooses one.
+# This notebook needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment
+# variable `KERAS_BACKEND` chooses one.
 #
 # ## 1 Pictures, most without labels
 #
@@ -18,7 +18,7 @@
 # with their labels. `samples.py`, which lies beside this notebook in the repository, reads the photos from
 # `cifar10.npz`. Without this file, scikit-learn's handwritten digits take their place; the texts below are about
 # CIFAR-10. In Kaggle and Colab, upload `samples.py` and copy it to the working folder first. For your own pictures,
-# replace the arrays; then you need `samples.py` only for the first figure, with two of the labelled pictures per class.
+# replace the arrays. Then you need `samples.py` only for the first figure, with two of the labelled pictures per class.
 
 # %%
 import keras
@@ -79,7 +79,7 @@ print(f"{model.count_params():,} parameters, {model.config.grid} patches of {mod
 
 # %%
 def optimizer(learning_rate, number, batch_size, epochs):
-    """AdamW, with a tenth of the steps as warm-up and a cosine decay."""
+    """Returns AdamW with a warm-up of a tenth of the steps and a cosine decay."""
     steps = epochs * -(-number // batch_size)
     return AdamW(WarmupDecay(learning_rate, total_steps=steps, warmup_steps=steps // 10))
 
@@ -156,9 +156,9 @@ error = 100 * np.sqrt(0.25 / len(test_labels))
 print(f"{100 * gain:+.1f} points of accuracy; the standard error of each accuracy is below {error:.1f} points")
 
 # %% [markdown]
-# One run of each is an example, not a measurement. `benchmarks/pretraining.py` repeats the comparison on Fashion-MNIST
-# with three seeds, 1,000 labels and 12 epochs of MAE on 60,000 pictures: 0.8144 ± 0.0036 after MAE, 0.7787 ± 0.0025
-# from nothing.
+# One run of each training is an example, not a measurement. `benchmarks/pretraining.py` repeats the comparison on
+# Fashion-MNIST with three seeds, 1,000 labels and 12 epochs of MAE on 60,000 pictures: 0.8144 ± 0.0036 after MAE,
+# 0.7787 ± 0.0025 from nothing.
 #
 # ## 8 Where to go from here
 #
@@ -167,4 +167,4 @@ print(f"{100 * gain:+.1f} points of accuracy; the standard error of each accurac
 #   `keras_vit.save_weights(mae.backbone, "backbone.npz")`, and read the file with
 #   `keras_vit.ViT(..., weights="backbone.npz")`.
 # - `examples/pretrain.py` pre-trains on the command line, on a folder of your own pictures.
-# - If a published checkpoint fits your pictures, start from it. It has learned from more pictures than you can show.
+# - If a published checkpoint fits your pictures, start from it. It has learned from more pictures than you have.

@@ -3,15 +3,15 @@
 #
 # "An Image is Worth 16x16 Words" ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929)) describes the Vision
 # Transformer in four equations. This notebook shows each equation as in the paper, with numbers in NumPy, and as the
-# layer of `keras_vit` that computes it. At the end, a model of these layers learns from CIFAR-10, and NumPy alone
-# computes the scores of this model once more.
+# layer of `keras_vit` that computes it. At the end, a model of these layers learns from CIFAR-10, and NumPy computes
+# the same scores without Keras.
 #
 # **Contents**: 1 Pictures · 2 Patches · 3 Equation 1: the sequence · 4 Attention by hand · 5 Equation 2: attention in a
 # block · 6 Equation 3: the MLP · 7 Equation 4: the output · 8 The tiny model and its 8,459,762 parameters ·
 # 9 Training · 10 The whole model in NumPy
 #
-# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
-# `KERAS_BACKEND` chooses one.
+# This notebook needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment
+# variable `KERAS_BACKEND` chooses one.
 #
 # ## 1 Pictures
 #
@@ -141,8 +141,8 @@ print(scores.round(4))
 #
 # $$A_1 = \frac{(4.1133,\ 1,\ 4.1133)}{4.1133 + 1 + 4.1133} = (0.4458,\ 0.1084,\ 0.4458)$$
 #
-# The first token reads itself and the third token, whose scores are high, and little of the second token. Its output is
-# the mean of the values with these weights:
+# The first token reads itself and the third token, whose scores are high, and little of the second token. The output of
+# the first token is the mean of the values with these weights:
 # $0.4458 \cdot (0, 1) + 0.1084 \cdot (1, 0) + 0.4458 \cdot (1, 1) = (0.5542,\ 0.8916)$.
 
 # %%
@@ -184,19 +184,19 @@ for axes, (title, matrix) in zip(panels, {"scores": scores, "A, rows sum to 1": 
 #
 # $$z'_\ell = \mathrm{MSA}(\mathrm{LN}(z_{\ell-1})) + z_{\ell-1}, \qquad \ell = 1 \dots L \tag{2}$$
 #
-# Several heads attend side by side, each with its own part of $U_{qkv}$. Layer normalization comes before, and the
-# block's input is added after. The tiny model has 6 heads of 85 numbers.
+# Several heads attend at the same time, each with a different part of $U_{qkv}$. Layer normalization comes before
+# attention, and the block's input is added after attention. The tiny model has 6 heads of 85 numbers.
 
 
 # %%
 def layer_norm(x, layer):
-    """LN: mean 0 and variance 1 for each token, then a learned scale and offset."""
+    """Computes LN: scales each token to mean 0 and variance 1, then applies a learned scale and offset."""
     mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
     return (x - mean) / np.sqrt(variance + layer.epsilon) * array(layer.gamma) + array(layer.beta)
 
 
 def msa(x, layer):
-    """MSA: equations 5 to 8, for the tokens of one image, (N + 1, D)."""
+    """Computes MSA by equations 5 to 8, for the tokens of one image, (N + 1, D)."""
     qkv = x @ array(layer.qkv.kernel) + array(layer.qkv.bias)
     q, k, v = qkv.reshape(len(x), 3, layer.num_heads, layer.key_dim).transpose(1, 2, 0, 3)
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(layer.key_dim)
@@ -224,18 +224,18 @@ print(f"largest difference of NumPy from the layers: {np.abs(by_hand - array(z1)
 
 # %%
 def gelu(x):
-    """GELU, in the tanh approximation of the official code."""
+    """Computes GELU in the tanh approximation, as the official code does."""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def mlp(x, layer):
-    """MLP: dense, GELU, dense."""
+    """Computes the MLP: a dense layer, GELU and a second dense layer."""
     hidden = gelu(x @ array(layer.dense_1.kernel) + array(layer.dense_1.bias))
     return hidden @ array(layer.dense_2.kernel) + array(layer.dense_2.bias)
 
 
 def block_by_hand(z, block):
-    """Equations 2 and 3."""
+    """Computes equations 2 and 3."""
     z = msa(layer_norm(z, block.norm_1), block.attention) + z
     return mlp(layer_norm(z, block.norm_2), block.mlp) + z
 
@@ -251,8 +251,8 @@ print(f"largest difference of NumPy from the layer: {np.abs(by_hand - array(z1)[
 #
 # $$y = \mathrm{LN}(z_L^0) \tag{4}$$
 #
-# After $L$ blocks, the class token alone, at place 0, goes through a last layer normalization; one dense layer, the
-# head, turns $y$ into a score for each class. The head does not read the outputs of the patches, so that their
+# After $L$ blocks, only the class token, at place 0, goes through a last layer normalization. Then a dense layer, the
+# head, computes a score for each class from $y$. The head does not read the outputs of the patches, so their
 # information must have reached the class token by attention.
 #
 # ## 8 The tiny model and its 8,459,762 parameters
@@ -278,7 +278,7 @@ for layer in model.layers:
     print(f"{layer.name:20} {type(layer).__name__:20} {tuple(layer.output.shape)!s:18} {layer.count_params():>9,}")
 
 # %% [markdown]
-# The same count, equation by equation:
+# This is the same number of parameters, equation by equation:
 
 # %%
 qkv, out = D * 3 * 6 * 85 + 3 * 6 * 85, 6 * 85 * D + D
@@ -357,7 +357,7 @@ inspection.plot_predictions(test_images[shown], test_labels[shown], probabilitie
 
 # %%
 def vit_by_hand(image):
-    """Equations 1 to 4 and the head, for one image."""
+    """Computes equations 1 to 4 and the head for one image."""
     weights = {layer.name: layer for layer in model.layers}
     kernel, bias = array(weights["patch_embedding"].kernel), array(weights["patch_embedding"].bias)
     x_p = image.reshape(H // P, P, W // P, P, C).transpose(0, 2, 1, 3, 4).reshape(-1, P * P * C)

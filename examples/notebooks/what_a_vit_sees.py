@@ -8,9 +8,9 @@
 # **Contents**: 1 Model and pictures · 2 Predictions · 3 Embedding filters · 4 Position embeddings · 5 Attention
 # distance · 6 Attention maps · 7 Attention rollout · 8 Attention for one class
 #
-# It needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment variable
-# `KERAS_BACKEND` chooses one. `samples.py`, which lies beside this notebook in the repository, finds the published
-# ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet) and the pictures. Without them, it trains a small ViT on
+# This notebook needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment
+# variable `KERAS_BACKEND` chooses one. `samples.py`, which lies beside this notebook in the repository, finds the
+# published ViT-B/16 (`ViT-B_16-224.npz`, trained on ImageNet) and the pictures. Without them, it trains a small ViT on
 # scikit-learn's handwritten digits; the texts below are about ViT-B/16. In Kaggle and Colab, upload `samples.py` and
 # copy it to the working folder first. For your own model and pictures, replace `samples.weights()` and
 # `samples.photos()`; then you need `samples.py` only for the first figure.
@@ -62,10 +62,10 @@ for _, name, probability in keras_vit.decode_predictions(probabilities[:1], mode
 # %% [markdown]
 # ## 3 Embedding filters (figure 7, left)
 #
-# Each tile is a principal component of the filters that turn a patch of pixels into a token, and grey is zero: spots,
-# edges and waves of colour are what the first layer measures in a patch, and a tile of noise is a pattern that no eye
-# would choose. The paper says that the components "resemble plausible basis functions for a low-dimensional
-# representation of the fine structure within each patch".
+# Each tile is a principal component of the filters that turn a patch of pixels into a token. Grey is zero. Spots, edges
+# and waves of colour are patterns that the first layer measures in a patch. Some tiles look like noise. The paper says
+# that the components "resemble plausible basis functions for a low-dimensional representation of the fine structure
+# within each patch".
 
 # %%
 inspection.plot_embedding_filters(inspection.embedding_filters(model))
@@ -83,18 +83,19 @@ inspection.plot_position_similarity(inspection.position_similarity(model))
 # %% [markdown]
 # ## 5 Attention distance (figures 7, right, and 11)
 #
-# A dot is a head: the distance in pixels between a patch and the patches that it reads, weighted by attention, as a
-# mean over patches and pictures. The paper compares it with the receptive field of a convolution: some heads of the
-# first blocks read the whole image already, others stay near, and in the last blocks all read far.
+# Each dot is a head. Its height is the distance in pixels between a patch and the patches that it reads, weighted by
+# attention, as a mean over patches and pictures. The paper compares this distance with the receptive field of a
+# convolution. Some heads of the first blocks read the whole image, and other heads only read near patches. In the last
+# blocks, all heads read distant patches.
 
 # %%
 distance = inspection.attention_distance(model, images)
 inspection.plot_attention_distance(distance)
 
 # %% [markdown]
-# The same in numbers. At distance 0, each patch reads itself. Random pairs of patches of a 14 x 14 grid of 16 pixels
-# are 116 pixels apart on average: a head with about this distance reads all of the image, or from everywhere the same
-# few patches.
+# The table has the same numbers. At distance 0, each patch reads only itself. In a 14 x 14 grid of patches of 16
+# pixels, random pairs of patches are 116 pixels apart on average. A head with about this distance reads the whole
+# image, or all patches read the same few patches.
 
 # %%
 print("block  nearest head  mean  farthest head  (pixels)")
@@ -104,9 +105,10 @@ for block, heads in enumerate(distance):
 # %% [markdown]
 # ## 6 Attention maps
 #
-# Each tile is a head; the class token takes its information in this block from the bright patches. The paper shows the
-# sum of this over all blocks, in its figure 6, and says that the model "attends to image regions that are semantically
-# relevant for classification". First the first block, in which heads choose by place, brightness and texture:
+# Each tile is a head. The class token takes its information in this block from the bright patches. Figure 6 of the
+# paper combines the attention of all blocks. The paper says that the model "attends to image regions that are
+# semantically relevant for classification". This is the first block, in which heads attend by place, brightness and
+# texture:
 
 # %%
 first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
@@ -133,8 +135,8 @@ inspection.plot_attention_maps(raw[0], middle[0], grid_size=config.grid, query=q
 # ## 7 Attention rollout (figures 6 and 14)
 #
 # Rollout multiplies the attention of all blocks, with the residual paths: the content of bright patches can reach the
-# head. In the paper's figure 6 the object is bright and the rest is dark; here the daisies are like that, and the
-# picture of the cats is not, since rollout knows nothing of the MLPs and of the class.
+# head. In the paper's figure 6, the object is bright and the rest is dark. This is also true for the daisies, but not
+# for the picture of the cats, because rollout does not include the MLPs and does not depend on the class.
 
 # %%
 rollout = inspection.attention_rollout(model, images[:3])
@@ -143,9 +145,9 @@ inspection.plot_attention_rollout(raw[:3], rollout, titles=labels[:3])
 # %% [markdown]
 # ## 8 Attention for one class
 #
-# `gradient_rollout` weights each attention matrix by the gradient of one class
-# ([arXiv 2103.15679](https://arxiv.org/abs/2103.15679), not in the ViT paper), so a bright patch speaks for this class.
-# Below are the two most probable classes of the first picture, which read different patches.
+# `gradient_rollout` weights each attention matrix by the gradient of one class ([arXiv
+# 2103.15679](https://arxiv.org/abs/2103.15679), not in the ViT paper), so a bright patch supports this class. Below are
+# the two most probable classes of the first picture, which read different patches.
 
 # %%
 best = np.argsort(-probabilities[0])[:2]
@@ -155,5 +157,5 @@ inspection.plot_attention_rollout(np.repeat(raw[:1], 2, axis=0), maps, titles=ti
 
 # %% [markdown]
 # `inspection.write_report(model, paths, "report.html")` writes all of this to one page, and so does
-# `keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html` on the command line. All functions also take a model of
-# yours that contains a ViT.
+# `keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html` on the command line. All functions also take your own
+# model that contains a ViT.
