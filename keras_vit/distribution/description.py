@@ -13,7 +13,7 @@ from keras_vit.distribution.layouts import batch_parts
 class Description(NamedTuple):
     """The memory, in bytes, that training needs on each device. `str` formats it as a table in MB.
 
-    `temporary` is the memory of a training step for activations, gradients and gathered variables. It is None if
+    `temporary` is the memory of a training step for activations, gradients and copies of split variables. It is None if
     `describe` was called without a batch size.
     """
 
@@ -40,7 +40,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
 
     Raises:
         RuntimeError: On another backend than JAX.
-        ValueError: If the model is not compiled, or `batch_size` is not such a multiple.
+        ValueError: If the model is not compiled, or `batch_size` cannot be split into equal parts.
 
     Example:
     >>> print(keras_vit.distribution.describe(model, batch_size=1024))  # doctest: +SKIP
@@ -64,7 +64,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     model.reset_metrics()
     distribution = keras.distribution.distribution()
     if batch_size % (parts := batch_parts()):
-        raise arguments.invalid("batch_size", f"a multiple of {parts}, the parts of a batch", batch_size)
+        raise arguments.invalid("batch_size", f"a multiple of {parts}, the number of parts of a batch", batch_size)
 
     def array(shape, dtype):
         sharding = None if distribution is None else distribution.get_data_layout(shape).backend_layout

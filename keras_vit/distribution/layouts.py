@@ -14,7 +14,7 @@ from keras_vit.distribution.processes import num_processes, process_id
 KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
 # Names of the mesh axis that splits a batch. This package uses "data", and the documentation of Keras uses "batch".
 _BATCH_NAMES = ("data", "batch")
-# The smallest number of values in a variable that "fsdp" splits.
+# The kind "fsdp" does not split variables with fewer values.
 _MIN_SIZE = 2**16
 # The mesh axis that splits each dimension of a block's variables, by a regular expression of the variable's path. The
 # first kernel of an MLP or attention layer is split by columns and the second by rows, so that only the second product
@@ -187,8 +187,8 @@ def fsdp(
 ) -> Layouts:
     """Returns a distribution in which each device stores a part of each large variable and of its optimizer state.
 
-    A variable is split over the mesh axis of the batch, along the longest dimension that can be split equally. The
-    devices gather the whole variable only while they use it. Each device trains on its part of the batch.
+    Each device trains on its part of the batch. Variables are split over the mesh axis that splits the batch, along the
+    longest dimension that can be split equally. The devices gather a whole variable only while they use it.
 
     Args:
         mesh, auto_shard_dataset: As in `data_parallel`.
@@ -219,7 +219,7 @@ class Split(NamedTuple):
 
 @contextlib.contextmanager
 def distributed(kind: str | None, model_devices: int | None = None):
-    """Returns a context manager that yields a `Split`. Models are built and trained in it on several devices.
+    """Returns a context manager in which models are built and trained on several devices. It yields a `Split`.
 
     Args:
         kind: "data": each device has the whole model and a part of each batch. "fsdp": the same, but each device stores
@@ -245,8 +245,8 @@ def distributed(kind: str | None, model_devices: int | None = None):
     arguments.choice("kind", kind, KINDS)
     backend = keras.backend.backend()
     if kind != "data" and backend != "jax":
-        expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}; {backend} has 'data'"
-        raise RuntimeError(f"{expected}. Received: {backend}")
+        expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}"
+        raise RuntimeError(f"{expected}. Received: {backend}, which supports 'data'.")
     if backend == "tensorflow":
         import tensorflow as tf  # Keras 3 trains on several devices of TensorFlow only within the scope of a strategy.
 

@@ -85,7 +85,7 @@ def launch(command: list, num_processes: int) -> None:
     if keras.backend.backend() != "torch":
         raise RuntimeError(
             "Expected the PyTorch backend (KERAS_BACKEND=torch) for several processes on one machine. Received: "
-            f"{keras.backend.backend()}, which trains on all devices of a machine in one process. Leave them out."
+            f"{keras.backend.backend()}, which trains on all devices of a machine in one process. Start one process."
         )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
     status = subprocess.run([*torchrun, "-m", "keras_vit.cli", *command], check=False).returncode
@@ -109,7 +109,7 @@ def num_processes() -> int:
 
 
 def process_id() -> int:
-    """Returns the number of this process, counted from 0."""
+    """Returns the number of this process among the processes that train together, counted from 0."""
     return _number_and_count()[0]
 
 

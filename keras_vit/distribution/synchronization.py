@@ -51,8 +51,8 @@ def synchronize(model: keras.Model) -> keras.Model:
         # Raise in all processes. If only one process raised, the rest would wait for it.
         if other is not None:
             raise ValueError(
-                "Expected `model` to have the same variables in each process, as many of them trainable. "
-                f"Received: {len(found[0])} in process 0 and {len(found[other])} in process {other}, not all alike"
+                f"Expected `model` to have the same {len(found[0])} variables in processes 0 and {other}. Received: "
+                f"{len(found[other])} in process {other}, or other shapes. Build the same model in each process."
             )
         for variable in variables:
             value = variable.value.detach().contiguous()
@@ -107,9 +107,9 @@ def check_synchronized(model):
     size = max(num_processes(), started) if keras.backend.backend() == "torch" else 1
     if size > 1 and not isinstance(getattr(model, "optimizer", None), _Averaging):
         raise RuntimeError(
-            f"Expected a model that {size} PyTorch processes train together. Received: {model.name!r}, of which each "
-            "would train its own. Call keras_vit.distribution.initialize(...) before building it and "
-            "keras_vit.distribution.synchronize(model) after `compile`, or start one process alone."
+            f"Expected a model that {size} PyTorch processes train together. Received: {model.name!r}, which "
+            "is not synchronized. Call keras_vit.distribution.initialize(...) before building it and "
+            "keras_vit.distribution.synchronize(model) after `compile`, or start only one process."
         )
 
 
@@ -145,16 +145,16 @@ def _check_optimizer(optimizer):
     while hasattr(optimizer, "inner_optimizer"):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(
-                "Expected no loss scaling on several devices of TensorFlow, where Keras checks the gradients of one "
-                "device alone. Received: LossScaleOptimizer. Choose mixed_bfloat16, or KERAS_BACKEND=jax or torch."
+                "Expected no loss scaling on several devices of TensorFlow, where Keras checks the gradients of "
+                "only one device. Received: LossScaleOptimizer. Choose mixed_bfloat16, or KERAS_BACKEND=jax or torch."
             )
         optimizer = optimizer.inner_optimizer
     for name in ("gradient_accumulation_steps", "global_clipnorm", "clipnorm", "clipvalue"):
         if (value := getattr(optimizer, name)) is not None:
             raise ValueError(
-                f"Expected an optimizer without {name} on several devices of TensorFlow, where Keras computes it for "
-                f"each device alone. Received: {name}={value}. Set it to None (`clip=None` in a recipe), or choose "
-                "KERAS_BACKEND=jax or torch."
+                f"Expected an optimizer without {name} on several devices of TensorFlow, where Keras computes it "
+                f"separately for each device. Received: {name}={value}. Set it to None (`clip=None` in a recipe), or "
+                "choose KERAS_BACKEND=jax or torch."
             )
 
 

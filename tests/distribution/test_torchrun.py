@@ -23,7 +23,7 @@ def test_launch_runs_the_command_by_torchrun(monkeypatch, tmp_path):
 @pytest.mark.backends("tensorflow", "jax")
 def test_launch_on_other_backends_is_refused(monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
-    refuses("Expected the PyTorch backend.*Leave them out", launch, ["train"], 2, error=RuntimeError)
+    refuses("Expected the PyTorch backend.*Start one process", launch, ["train"], 2, error=RuntimeError)
 
 
 @pytest.mark.long
