@@ -1,10 +1,10 @@
-"""Measures the accuracy of a linear classifier on frozen features of a few images per class.
+"""Measures the accuracy of a linear classifier that is fitted to frozen features of a few images per class.
 
 Paper:    arXiv 2010.11929, section 4.1 (few-shot evaluation), figure 4.
 Command:  python examples/few_shot.py --weights ViT-B_16-224.npz --dataset flowers17 --holdout 0.5 --shots 1 5 10
-Hardware: 0.17 hours on 2 CPU cores with TensorFlow, with other load.
-Expected: mean test accuracy over 3 draws on Oxford 17 Flowers: 0.9745 for 1, 0.9941 for 5 and 0.9946 for 10 images
-          per class.
+Hardware: 0.17 hours on 2 CPU cores with TensorFlow, while other programs used them too.
+Expected: mean test accuracy over 3 random draws on Oxford 17 Flowers: 0.9745 for 1, 0.9941 for 5 and 0.9946 for 10
+          images per class.
 """
 
 import argparse
@@ -30,20 +30,20 @@ def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
         description="Measures the few-shot accuracy of a pretrained model's frozen features. Nothing is downloaded. "
-        "The backend is Keras' own choice: KERAS_BACKEND=tensorflow, jax or torch.",
+        "The environment variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--weights", required=True, help="a checkpoint, as an official .npz or hf://owner/name")
-    add("--dataset", required=True, help="a folder with one folder of images a class, or the name of a TFDS dataset")
-    add("--data-dir", help="where TFDS datasets are prepared")
-    add("--out", type=Path, default=Path("runs/few_shot"), help="folder of what is written")
-    add("--image-size", type=positive_int, default=224, help="side in pixels, any that holds a patch")
-    add("--holdout", type=float, default=0.2, help="share of each class to test on, where there are no test images")
-    add("--shots", type=positive_int, nargs="+", default=[10], help="images a class to train on; the last is printed")
-    add("--draws", type=positive_int, default=3, help="how often the shots are drawn")
-    add("--seed", type=int, default=0, help="of the split")
-    add("--batch-size", type=positive_int, default=32, help="images a step")
+    add("--weights", required=True, help="a checkpoint, such as an official .npz file or hf://owner/name")
+    add("--dataset", required=True, help="a folder with one folder of images per class, or the name of a TFDS dataset")
+    add("--data-dir", help="the folder of prepared TFDS datasets")
+    add("--out", type=Path, default=Path("runs/few_shot"), help="the folder for all written files")
+    add("--image-size", type=positive_int, default=224, help="the image size in pixels, at least a patch")
+    add("--holdout", type=float, default=0.2, help="fraction of each class to test on, if there are no test images")
+    add("--shots", type=positive_int, nargs="+", default=[10], help="training images per class; prints the last one")
+    add("--draws", type=positive_int, default=3, help="the number of random sets of training images")
+    add("--seed", type=int, default=0, help="the random seed of the split")
+    add("--batch-size", type=positive_int, default=32, help="the number of images per step")
     return parser.parse_args(argv)
 
 
@@ -80,7 +80,7 @@ def main(argv=None):
         writer.writeheader()
         writer.writerows(rows)
     classes = len(np.unique(train[1]))
-    print(f"{classes} classes, {len(train[1])} images to draw from, {len(test[1])} to test on")
+    print(f"{classes} classes, {len(train[1])} images to train on, {len(test[1])} to test on")
     print(f"features took {seconds:.0f} s, all in all {time.perf_counter() - start:.0f} s")
     for row in rows:
         print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))

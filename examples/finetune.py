@@ -31,27 +31,27 @@ def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
         description="Fits a linear head to the features of a pretrained Vision Transformer, saves the model, reloads "
-        "it and tests it. Nothing is downloaded. The backend is Keras' own choice: KERAS_BACKEND=tensorflow, jax or "
-        "torch.",
+        "it and tests it. Nothing is downloaded. The environment variable KERAS_BACKEND selects the "
+        "backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--weights", required=True, help="a checkpoint, as an official .npz or hf://owner/name")
-    add("--dataset", required=True, help="a folder with one folder of images a class, or the name of a TFDS dataset")
-    add("--data-dir", help="where TFDS datasets are prepared")
-    add("--out", type=Path, default=Path("runs/finetune"), help="folder of what is written")
+    add("--weights", required=True, help="a checkpoint, such as an official .npz file or hf://owner/name")
+    add("--dataset", required=True, help="a folder with one folder of images per class, or the name of a TFDS dataset")
+    add("--data-dir", help="the folder of prepared TFDS datasets")
+    add("--out", type=Path, default=Path("runs/finetune"), help="the folder for all written files")
     add("--variant", default="B/16", help="the checkpoint's variant")
-    add("--image-size", type=positive_int, default=224, help="side in pixels, any that holds a patch")
-    add("--holdout", type=float, default=0.2, help="share of each class to test on, where there are no test images")
-    add("--seed", type=int, default=0, help="of the split and the order")
-    add("--epochs", type=positive_int, default=30, help="passes over the features")
-    add("--batch-size", type=positive_int, default=32, help="images a step")
-    add("--learning-rate", type=float, default=1e-3, help="the highest, at the start")
+    add("--image-size", type=positive_int, default=224, help="the image size in pixels, at least a patch")
+    add("--holdout", type=float, default=0.2, help="fraction of each class to test on, if there are no test images")
+    add("--seed", type=int, default=0, help="the random seed of the split and of the order")
+    add("--epochs", type=positive_int, default=30, help="the number of epochs")
+    add("--batch-size", type=positive_int, default=32, help="the number of images per step")
+    add("--learning-rate", type=float, default=1e-3, help="the initial learning rate, which then falls")
     return parser.parse_args(argv)
 
 
 def features_of(backbone, dataset):
-    """Returns the (features, labels) of a dataset."""
+    """Returns the features and the labels of a dataset."""
     batches = []
     progress = keras.utils.Progbar(len(dataset), unit_name="batch")
     for images, labels in dataset:

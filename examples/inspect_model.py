@@ -33,24 +33,24 @@ def positive_int(text):
 def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
-        description="Draws what a Vision Transformer has learned. Nothing is downloaded. The backend is Keras' own "
-        "choice: KERAS_BACKEND=tensorflow, jax or torch.",
+        description="Draws what a Vision Transformer has learned. Nothing is downloaded. The environment "
+        "variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add(
         "--weights",
-        help="a checkpoint, .keras file or folder of a run to look into, in place of the digits' model",
+        help="a checkpoint, .keras file or folder of a run to inspect; by default a model is trained on digits",
     )
-    add("--images", nargs="+", help="image files to look at, with --weights")
+    add("--images", nargs="+", help="image files; required with --weights")
     add("--out", type=Path, default=Path("runs/inspect"), help="folder for the figures and report.html")
-    add("--epochs", type=positive_int, default=10, help="passes over the digits")
-    add("--batch-size", type=positive_int, default=64, help="digits a step")
-    add("--learning-rate", type=float, default=1e-3, help="AdamW's")
-    add("--seed", type=int, default=0, help="of the initial weights and the order")
+    add("--epochs", type=positive_int, default=10, help="the number of epochs")
+    add("--batch-size", type=positive_int, default=64, help="the number of images per step")
+    add("--learning-rate", type=float, default=1e-3, help="the learning rate of AdamW")
+    add("--seed", type=int, default=0, help="the random seed of weights and order")
     args = parser.parse_args(argv)
     if bool(args.weights) != bool(args.images):
-        parser.error("--weights and --images go together")
+        parser.error("expected both --weights and --images, or neither")
     return args
 
 
@@ -105,7 +105,7 @@ def main(argv=None):
     inspection.plot_position_similarity(inspection.position_similarity(model), args.out / "positions.png")
     inspection.plot_embedding_filters(inspection.embedding_filters(model), args.out / "filters.png")
     inspection.write_report(model, paths, args.out / "report.html")
-    print(f"Wrote {args.out / 'report.html'} and four figures beside it")
+    print(f"Wrote {args.out / 'report.html'} and four figures in the same folder")
     first, last = distance[0].mean(), distance[-1].mean()
     print(f"mean attention distance {first:.1f} pixels in the first block, {last:.1f} in the last")
 

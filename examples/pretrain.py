@@ -34,25 +34,25 @@ def positive_int(text):
 def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
-        description="Pre-trains a small Vision Transformer by masked images. Nothing is downloaded. The backend is "
-        "Keras' own choice: KERAS_BACKEND=tensorflow, jax or torch.",
+        description="Pre-trains a small Vision Transformer on masked images. Nothing is downloaded. The environment "
+        "variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--method", choices=METHODS, default="mae", help="masked patch prediction, SimMIM or MAE")
-    add("--dataset", default="digits", help="digits, a folder with a folder of images a class, or a TFDS name")
-    add("--data-dir", help="the folder that holds TFDS datasets")
+    add("--dataset", default="digits", help="digits, a folder with a folder of images per class, or a TFDS name")
+    add("--data-dir", help="the folder of prepared TFDS datasets")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder for backbone.npz and reconstructions.png")
-    add("--image-size", type=positive_int, default=32, help="pixels a side")
-    add("--patch-size", type=positive_int, default=4, help="pixels a side")
-    add("--mask-unit", type=positive_int, default=8, help="SimMIM's squares, pixels a side; 32 in the paper, at 192")
+    add("--image-size", type=positive_int, default=32, help="the image size in pixels")
+    add("--patch-size", type=positive_int, default=4, help="the patch size in pixels")
+    add("--mask-unit", type=positive_int, default=8, help="the side of SimMIM's squares in pixels")
     add("--hidden-dim", type=positive_int, default=96, help="the width of a token")
     add("--num-layers", type=positive_int, default=4, help="the number of blocks")
-    add("--epochs", type=positive_int, default=30, help="passes over the images")
-    add("--batch-size", type=positive_int, default=64, help="images a step")
-    add("--learning-rate", type=float, default=2e-3, help="the highest, after the warmup")
-    add("--seed", type=int, default=0, help="of the initial weights, the order and the masks")
-    add("--tensorboard", action="store_true", help="write pictures for TensorBoard to the folder logs, each 5 epochs")
+    add("--epochs", type=positive_int, default=30, help="the number of epochs")
+    add("--batch-size", type=positive_int, default=64, help="the number of images per step")
+    add("--learning-rate", type=float, default=2e-3, help="the maximum learning rate, after the warmup")
+    add("--seed", type=int, default=0, help="the random seed of weights, order and masks")
+    add("--tensorboard", action="store_true", help="write pictures for TensorBoard to the folder logs every 5 epochs")
     return parser.parse_args(argv)
 
 

@@ -23,7 +23,7 @@ from keras_vit.inspection import plot_history, plot_predictions
 try:
     import tensorflow as tf
 except ImportError as error:
-    raise SystemExit("The images go through tf.data on every backend: pip install tensorflow") from error
+    raise SystemExit("Expected TensorFlow, on every backend. Run: pip install tensorflow") from error
 
 IMAGE_SIZE = 16
 CLASS_NAMES = [str(digit) for digit in range(10)]
@@ -40,16 +40,16 @@ def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
         description="Trains a small Vision Transformer on scikit-learn's handwritten digits, saves it, reloads it and "
-        "tests it. Nothing is downloaded. The backend is Keras' own choice: KERAS_BACKEND=tensorflow, jax or torch.",
+        "tests it. Nothing is downloaded. The environment variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/train"), help="folder for model.keras, history.png and predictions.png"
     )
-    parser.add_argument("--epochs", type=positive_int, default=80, help="passes over the training images")
-    parser.add_argument("--batch-size", type=positive_int, default=32, help="images a step")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="the highest, after the warmup")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the initial weights and the augmentation")
+    parser.add_argument("--epochs", type=positive_int, default=80, help="the number of epochs")
+    parser.add_argument("--batch-size", type=positive_int, default=32, help="the number of images per step")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="the maximum learning rate, after the warmup")
+    parser.add_argument("--seed", type=int, default=0, help="the random seed of split, weights and augmentation")
     return parser.parse_args(argv)
 
 

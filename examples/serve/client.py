@@ -4,7 +4,7 @@ The model must be exported with postprocess="classify".
 
 Command:  python examples/serve/client.py cat.jpg dog.png
 Hardware: any.
-Expected: per image, its name, the top-1 class and its probability, or why it could not be read.
+Expected: one line per image with its name, the top-1 class and the probability, or the reason of an error.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def predict(url, images):
-    """Sends the bytes of image files; returns a dict of outputs per image."""
+    """Sends the bytes of image files to the server at `url`; returns one dict of outputs per image."""
     rows = [{"image_bytes": {"b64": base64.b64encode(data).decode()}} for data in images]
     body = json.dumps({"signature_name": "serving_bytes", "instances": rows}).encode()
     request = urllib.request.Request(f"{url}:predict", body, {"Content-Type": "application/json"})
@@ -27,13 +27,14 @@ def predict(url, images):
     except urllib.error.HTTPError as error:
         raise SystemExit(f"The server refused: {error.read().decode(errors='replace')}") from error
     except OSError as error:
-        # URLError, connection errors and timeouts.
-        raise SystemExit(f"No server answers at {url}: {getattr(error, 'reason', error)}") from error
+        # OSError includes URLError, connection errors and timeouts.
+        reason = getattr(error, "reason", error)
+        raise SystemExit(f"No server answers at {url}: {reason}. Start one, or pass --url.") from error
 
 
 def main(argv=None):
-    """Prints one line per image; returns 1 if one could not be read."""
-    parser = argparse.ArgumentParser(description="Names what is on images, by a server of an exported model.")
+    """Prints one line per image; returns 1 if an image could not be read."""
+    parser = argparse.ArgumentParser(description="Classifies images with a server that runs an exported model.")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     parser.add_argument("--url", default="http://127.0.0.1:8501/v1/models/vit")
     args = parser.parse_args(argv)

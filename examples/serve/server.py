@@ -7,8 +7,8 @@ Command:  pip install tensorflow waitress
           python examples/serve/server.py models/vit --port 8501
 Hardware: any; a request takes as long as the model.
 Expected: GET / is a page to try the model on image files. GET /v1/models/vit and POST /v1/models/vit:predict respond
-          like TensorFlow Serving, within limits on body size, rows, connections and time (see --help). SIGTERM and
-          Ctrl-C answer the requests under way first.
+          like TensorFlow Serving, within limits on body size, rows, connections and time (see --help). After SIGTERM or
+          Ctrl-C, the server answers the requests that it has, then ends.
 """
 
 import argparse
@@ -36,23 +36,23 @@ import numpy as np
 import tensorflow as tf
 import waitress
 
-# 8 MB hold 32 JPEG files of 180 kB in base64, or 4 images of 224 x 224 as JSON numbers. While JSON is parsed,
-# up to half a second for 8 MB, other requests wait.
+# 8 MB are enough for 32 JPEG files of 180 kB in base64, or for 4 images of 224 x 224 as JSON numbers. The server parses
+# 8 MB of JSON in up to half a second. Other requests wait for this time.
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
-# Seconds that a request may take to arrive, and that a stopped server has to answer the requests under way.
+# A request must arrive within REQUEST_TIMEOUT seconds. A stopped server answers pending requests for GRACE seconds.
 REQUEST_TIMEOUT, GRACE = 120, 10
 # A stopped server waits until its connections have been silent for this many seconds.
 QUIET = 0.3
 
-# The files of the demo page, beside this one, and their types.
+# The files of the demo page, which are in the folder of this script, and their types.
 PAGE = {
     "/": ("demo.html", "text/html; charset=utf-8"),
     "/demo.css": ("demo.css", "text/css; charset=utf-8"),
     "/demo.js": ("demo.js", "text/javascript; charset=utf-8"),
 }
-# The sample images of the page.
+# The file types of the sample images on the page.
 SAMPLES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
-# The page loads nothing but these files and the pictures that its user chose, and runs no text as code.
+# Browsers then load only these files and the pictures that the user selects, and do not run text as code.
 HEADERS = [
     (
         "Content-Security-Policy",
@@ -70,16 +70,16 @@ class BadRequestError(Exception):
 
 
 class Model:
-    """The latest version of a model, from a folder of SavedModels named by numbers."""
+    """The latest version of a model. Each version is a SavedModel in a subfolder whose name is a number."""
 
     def __init__(self, folder):
         if not Path(folder).is_dir():
             raise SystemExit(f"There is no folder {folder}. Expected a folder with the versions of a model.")
-        # str.isdigit is True for digits of other scripts too.
+        # Do not use str.isdigit, which is also True for digits of other scripts.
         versions = [path for path in Path(folder).iterdir() if path.is_dir() and re.fullmatch("[0-9]+", path.name)]
         for path in sorted(versions, key=lambda version: int(version.name), reverse=True):
             try:
-                # The signatures need the loaded object to stay alive.
+                # Keep the loaded object, because its signatures stop working when it is deleted.
                 self.loaded = tf.saved_model.load(os.fspath(path))
             # TensorFlow raises errors of many types for a damaged or unfinished version.
             except Exception as error:
@@ -102,7 +102,7 @@ class Model:
             )
         name = request.get("signature_name", "serving_default")
         if not isinstance(name, str) or name not in self.signatures:
-            raise BadRequestError(f"Expected a signature_name out of {sorted(self.signatures)}. Received: {name!r}")
+            raise BadRequestError(f"Expected a signature_name of {sorted(self.signatures)}. Received: {name!r}")
         signature = self.signatures[name]
         specs = signature.structured_input_signature[1]
         by_row = "instances" in request
@@ -148,7 +148,7 @@ def _columns(instances, specs, max_rows):
     """Converts the rows of a request to one list per input."""
     if not isinstance(instances, list) or not instances:
         raise BadRequestError('Expected "instances" to be a list of one row or more.')
-    # Before the rows become dicts, which need a hundred times the memory of the text.
+    # Check the number of rows before they become dicts, which need a hundred times the memory of the text.
     _check_rows(instances, max_rows)
     # With one input, its name may be omitted.
     rows = [row if isinstance(row, dict) and set(row) != {"b64"} else {next(iter(specs)): row} for row in instances]
@@ -177,7 +177,7 @@ def _tensor(key, value, spec):
             and not (spec.dtype.min <= array.min() <= array.max() <= spec.dtype.max)
         ):
             raise BadRequestError(f"Expected {key} from {spec.dtype.min} to {spec.dtype.max}.")
-        # Overflows become infinite, which the model rejects.
+        # Numbers that overflow become infinite, and the model refuses infinite inputs.
         with np.errstate(over="ignore"):
             return tf.constant(array.astype(spec.dtype.as_numpy_dtype))
     except (ValueError, TypeError, OverflowError) as error:
@@ -208,7 +208,7 @@ def _plain(tensor):
 
 @contextlib.contextmanager
 def _without_collection():
-    """Suspends Python's garbage collection, which takes ten seconds for millions of lists, none of them garbage."""
+    """Suspends Python's garbage collection, which would take ten seconds to check millions of lists that are in use."""
     gc.disable()
     try:
         yield
@@ -253,7 +253,7 @@ class Application:
         expected = "POST" if path == f"{address}:predict" else "GET"
         if method != expected and (method, expected) != ("HEAD", "GET"):
             return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"Expected {expected} {path}. Received: {method}"}
-        # A browser sends the origin of the page that posts.
+        # A browser sends the origin of the page that makes the POST request.
         origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST")
         if method == "POST" and origin is not None and urlsplit(origin).netloc != host:
             error = f"Expected a request from a page of {host}. Received: a request from a page of {origin}"
@@ -268,7 +268,7 @@ class Application:
             return HTTPStatus.OK, {"model_version_status": [version]}
         body = environ["wsgi.input"].read()
         if self.stopping:
-            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "The server stops. Send the request again later."}
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": "The server is stopping. Send the request again later."}
         try:
             with self.parsing, _without_collection():
                 call = self.model.parse(body, self.max_rows)
@@ -286,7 +286,7 @@ class Application:
 
 
 def make_server(application, host, port, connections=None, *, max_body, max_connections, threads, timeout):
-    """Returns a waitress server that listens and keeps its `connections` in a dict; for the limits see --help."""
+    """Returns a listening waitress server that keeps its connections in the dict `connections`."""
     try:
         return waitress.create_server(
             application,
@@ -307,7 +307,7 @@ def make_server(application, host, port, connections=None, *, max_body, max_conn
 
 
 def serve(server, application, connections, request_timeout):
-    """Serves until SIGTERM or Ctrl-C; then answers the requests under way for up to `GRACE` seconds."""
+    """Serves until SIGTERM or Ctrl-C. Then answers pending requests for up to `GRACE` seconds."""
     stop, arriving = threading.Event(), {}
 
     def stopped(number, frame):
@@ -319,7 +319,7 @@ def serve(server, application, connections, request_timeout):
         signal.signal(number, stopped)
     threading.Thread(target=server.run, daemon=True).start()
     while not stop.wait(1):
-        # A slow client that sends a byte a minute would keep its connection without end.
+        # Close connections of slow clients. A client that sends a byte per minute never reaches the idle timeout.
         now, channels = time.monotonic(), [c for c in list(connections.values()) if getattr(c, "request", None)]
         arriving = {c: arriving[c] if arriving.get(c, [None])[0] is c.request else (c.request, now) for c in channels}
         for channel, (_, since) in arriving.items():
@@ -328,19 +328,19 @@ def serve(server, application, connections, request_timeout):
     end = time.monotonic() + GRACE
     _stop_listening(connections)
     while time.monotonic() < end and any(map(_is_busy, list(connections.values()))):
-        # Later requests could not be computed in time.
+        # Refuse new requests near the end of the grace period, because they could not be computed in time.
         application.stopping = time.monotonic() > end - GRACE / 5
         time.sleep(0.02)
     sys.stdout.flush()
-    # TensorFlow may still compute a request that took too long.
+    # End the process at once, because TensorFlow may still compute a request that took too long.
     os._exit(0)
 
 
 def _stop_listening(connections):
-    """Accepts the connections that wait, then closes the sockets that listen, so that clients are refused at once."""
+    """Accepts the waiting connections, then closes the listening sockets, so that new clients are refused at once."""
     for server in [each for each in list(connections.values()) if getattr(each, "accepting", False)]:
         server.accepting = False
-        # The thread of the server ends its call of poll(), and leaves this socket out of the next one.
+        # Make the server's thread end its call of poll(). Its next call does not include this socket.
         server.pull_trigger()
         time.sleep(0.05)
         waiting = select.poll()
@@ -362,15 +362,15 @@ def main(argv=None):
         description="Serves a SavedModel with TensorFlow Serving's REST interface.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("folder", help="the folder of the model's versions, as models/vit")
-    parser.add_argument("--name", help="the model's name in addresses; without it the folder's")
+    parser.add_argument("folder", help="the folder with the versions of the model, such as models/vit")
+    parser.add_argument("--name", help="the model's name in URLs; by default the name of the folder")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
-    parser.add_argument("--port", type=int, default=8501, help="0 takes a free one")
-    parser.add_argument("--max-body", type=int, default=LIMITS["max_body"], help="the most bytes of a request")
-    parser.add_argument("--max-rows", type=int, default=LIMITS["max_rows"], help="the most images of a request")
-    connections = "the most open connections; others wait"
+    parser.add_argument("--port", type=int, default=8501, help="the port; 0 selects a free port")
+    parser.add_argument("--max-body", type=int, default=LIMITS["max_body"], help="maximum bytes of a request")
+    parser.add_argument("--max-rows", type=int, default=LIMITS["max_rows"], help="maximum images in a request")
+    connections = "the maximum number of open connections; further connections wait"
     parser.add_argument("--max-connections", type=int, default=LIMITS["max_connections"], help=connections)
-    parser.add_argument("--threads", type=int, default=LIMITS["threads"], help="how many requests are computed at once")
+    parser.add_argument("--threads", type=int, default=LIMITS["threads"], help="requests computed at the same time")
     timeout = "seconds after which a silent connection is closed"
     parser.add_argument("--timeout", type=int, default=LIMITS["timeout"], help=timeout)
     timeout = "seconds after which a request that is still arriving is dropped"
@@ -387,7 +387,7 @@ def main(argv=None):
         parser.error(f"argument --samples: expected a folder. Received: {samples}")
     files = sorted(filter(Path.is_file, Path(samples).iterdir())) if samples else []
     samples = [path for path in files if path.suffix.lower() in SAMPLES]
-    # Else large images, decoded four at a time, would take all of TensorFlow's threads.
+    # Give TensorFlow more threads. Four large images, decoded at the same time, would otherwise use all of them.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(8 * args["threads"]))
     limits = args.pop("max_rows"), args["max_body"]
     name = name or Path(folder).resolve().name

@@ -1,4 +1,4 @@
-"""Tables of the models and of their published checkpoints, from the package."""
+"""Makes tables of the package's models and of their published checkpoints for the pages of the site."""
 
 import functools
 import re
@@ -9,7 +9,7 @@ from markdown_table import markdown_table
 import keras_vit
 from keras_vit.models import builders
 
-# A hyphen that does not break a line.
+# Use a hyphen at which browsers do not break a line.
 NO_BREAK = "&#8209;"
 FAMILY_BUILDERS = ("ViT", "BiT", "CoAtNet", "EfficientNet", "VTResNet")
 COLUMNS = ["Builder", "Variant", "Image size", "Parameters (M)", "`weights=` (ImageNet top-1, %)"]
@@ -39,7 +39,7 @@ def names_of(family):
 
 @functools.cache
 def model_of(name):
-    """Returns a builder's model without values for its weights."""
+    """Returns the model of a builder. Its weights have shapes but no values."""
     with keras.StatelessScope(initialize_variables=False):
         model = getattr(builders, name)()
     keras.utils.clear_session(free_memory=False)

@@ -1,4 +1,4 @@
-"""A hook for MkDocs that adds the API pages, the notebooks, the tables and the pictures of the benchmarks."""
+"""A hook for MkDocs that adds the API pages, the notebooks, and the benchmarks' tables and pictures to the site."""
 
 import inspect
 import re
@@ -94,7 +94,7 @@ def module_page(path, module, homes):
     if set(builders.__all__) <= set(module.__all__):
         parts.append("The builders of single sizes, such as `ViTB16`, are on [their own page](builders.md).\n")
     if elsewhere:
-        parts.append(f"Also here, and the same as in `keras_vit`: {', '.join(elsewhere)}.\n")
+        parts.append(f"This module also contains these objects of `keras_vit`: {', '.join(elsewhere)}.\n")
     return "\n".join([*parts, *entries])
 
 
@@ -104,7 +104,7 @@ def builders_page():
         [
             "# Named builders\n",
             "Each builder makes one size of a family: `keras_vit.ViTB16(num_classes=10)` is "
-            '`keras_vit.ViT("B/16", num_classes=10)`. The arguments are those of the builder of the family: '
+            '`keras_vit.ViT("B/16", num_classes=10)`. The builder of the family explains the arguments: '
             f"{', '.join(f'[`{name}`][keras_vit.{name}]' for name in model_tables.FAMILY_BUILDERS)}.\n",
             model_tables.all_builders(),
         ]

@@ -14,7 +14,7 @@ LINKS = {
 
 
 def readme(title=None):
-    """Returns the section of README with a title, without its heading. None returns the text below the main title."""
+    """Returns the README section with this title, without the heading. None means the text below the main title."""
     title = "keras_vit" if title is None else title
     text = README.read_text(encoding="utf-8")
     section = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]

@@ -116,7 +116,7 @@ def pretraining():
     for method, title in titles.items():
         runs = [run for name, run in found["runs"].items() if name.split("/")[0] == method]
         rows.append([title, spread([run["test_accuracy"] for run in runs]), len(runs), minutes(runs)])
-    return markdown_table(["", "Test accuracy", "Seeds", "Minutes of 2 CPU cores, each"], rows)
+    return markdown_table(["", "Test accuracy", "Seeds", "Minutes per run, 2 CPU cores"], rows)
 
 
 def processor_of(found):
@@ -144,14 +144,14 @@ def distillation():
         rows.append([f"student {kind} teacher", spread([run["accuracy"] for run in runs]), len(runs), minutes(runs)])
     teacher = found["teacher"]
     rows.append(["the teacher", f"{teacher['accuracy']:.4f}", 1, minutes([teacher])])
-    return markdown_table(["", "Test accuracy", "Seeds", "Minutes of 2 CPU cores, each"], rows)
+    return markdown_table(["", "Test accuracy", "Seeds", "Minutes per run, 2 CPU cores"], rows)
 
 
 def semi_supervised():
     """Returns a table of accuracy with 1,000 labels, and of compute, for Noisy Student and Meta Pseudo Labels."""
     found = result("semi_supervised")
     titles = {
-        "supervised": "labelled images alone",
+        "supervised": "only labelled images",
         "noisy_student": "Noisy Student, two rounds",
         "meta": "Meta Pseudo Labels",
         "meta_finetuned": "Meta Pseudo Labels, then fine-tuned on the labelled images",
@@ -163,7 +163,7 @@ def semi_supervised():
         gains = found["summary"][method]["gain_over_supervised"]
         scores = [spread([run["test_accuracy"] for run in runs]), " ".join(f"{gain:+.4f}" for gain in gains), len(runs)]
         rows.append([title, *scores, f"{forward_and_backward:,}", f"{forward:,}"])
-    columns = ["Test accuracy", "Gain by seed", "Seeds", "Images forward and backward", "Images forward alone"]
+    columns = ["Test accuracy", "Gain by seed", "Seeds", "Images forward and backward", "Images only forward"]
     return markdown_table(["", *columns], rows)
 
 
@@ -225,16 +225,16 @@ def families():
         for row in found["rows"]
     ]
     text = f"{found['epochs']} epochs on {BACKENDS[found['backend']]}, one seed, one core of {processor_of(found)}."
-    columns = ["", "Test accuracy", "Parameters", "Multiply-adds (M)", "Images trained on a second"]
+    columns = ["", "Test accuracy", "Parameters", "Multiply-adds (M)", "Training images per second"]
     return f"{text}\n\n" + markdown_table(columns, rows)
 
 
 def two_moons():
     """Returns a table of the accuracy of each method on the two moons data."""
     titles = {
-        "pseudo_labels": "a student of the pseudo-labels of a teacher of the labelled points",
+        "pseudo_labels": "a student that learns from a teacher's pseudo labels",
         "meta": "Meta Pseudo Labels",
-        "no_feedback": "its teacher without the student's feedback",
+        "no_feedback": "the teacher without the student's feedback",
         "meta_alone": "Meta Pseudo Labels without the consistency loss",
     }
     runs = result("two_moons")["runs"]
@@ -296,7 +296,7 @@ def benchmarks():
     return markdown_table(["Benchmark", "What it does", "Command", "Results"], rows)
 
 
-# {benchmark: its files of results that do not have the name of the benchmark}.
+# {benchmark: names of its result files that differ from the name of the benchmark}.
 OTHER_RESULTS = {
     "pipeline": ("pipeline_crop", "pipeline_augment"),
     "pretraining": ("pretraining_step", "pretraining_labels"),
@@ -328,7 +328,7 @@ def ratio(spread):
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
-# The model, precision, batch size, options and activation in the table of `peers`.
+# The table of `peers` only has rows with this model, precision, batch size, options and activation.
 _MAIN_CASE = ("B/16@224", "float32", 8, "", "gelu")
 
 
@@ -340,7 +340,7 @@ def is_main_case(row):
 def gpu_ratios():
     """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU.
 
-    A compiled peer is compared with our compiled model, any other peer with our eager model.
+    A peer is another package. A compiled peer is compared with our compiled model, other peers with our eager model.
     """
     rows = [row for row in result("gpu_h200")["rows"] if row["model"] == "B/16" and "samples" in row]
     ours = {(row["backend"], row["task"], row["name"]): row["samples"] for row in rows}
@@ -380,12 +380,12 @@ def gpu():
         what = [row["model"], TASKS[row["task"]], row["batch"], row["dtype"]]
         cells.append([BACKENDS[row["backend"]], *what, row["name"], speed])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    columns = ["Backend", "Model", "Work", "Batch", "Precision", "Package", "Images a second"]
+    columns = ["Backend", "Model", "Work", "Batch", "Precision", "Package", "Images per second"]
     return f"{found['device']}; {versions}:\n\n" + markdown_table(columns, cells)
 
 
 def speeds(options):
-    """Returns a table of images per second, for models with default options ("plain") or with others ("options")."""
+    """Returns a table of images per second, for models with default options ("plain") or other options ("options")."""
     cells = []
     for backend, row in throughput_rows():
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
@@ -400,7 +400,7 @@ def speeds(options):
     first = ["Option"] if options == "options" else []
     if first:
         cells.sort(key=lambda row: row[0])
-    columns = ["Backend", "Against", "Ratio", "Work", "Model", "Batch", "Precision", "GELU", "Images a second"]
+    columns = ["Backend", "Against", "Ratio", "Work", "Model", "Batch", "Precision", "GELU", "Images per second"]
     return f"{processors()}:\n\n" + markdown_table([*first, *columns], cells)
 
 
@@ -439,7 +439,7 @@ def pipeline(task):
         rate = statistics.median(rates)
         ours = ratio(ratios[side]) if side in ratios else None
         cells.append([titles[side], f"{rate:,.0f}", ours, math.ceil(gpu / rate)])
-    columns = ["Pipeline", "Images a second of one core", "Ours / this", f"Cores for {gpu:,} images a second"]
+    columns = ["Pipeline", "Images per second on one core", "Ours / this", f"Cores for {gpu:,} images per second"]
     return markdown_table(columns, cells)
 
 
@@ -464,7 +464,7 @@ def int8():
         for row in found["rows"]
         if row["ratio to float32"]
     ]
-    return markdown_table(["Runtime and precision", "Processor", "Images/s, to its float32", "Same top-1 class"], cells)
+    return markdown_table(["Runtime and precision", "Processor", "Speed relative to float32", "Same top-1"], cells)
 
 
 def startup():

@@ -18,7 +18,7 @@ def test_few_shot_writes_tables(tmp_path, capsys):
     numbers = ("--image-size", 32, "--holdout", 0.5, "--shots", 1, 3, "--draws", 2, "--batch-size", 5)
     scripts.load("few_shot.py").main([str(word) for word in (*options, *numbers)])
     output = capsys.readouterr().out
-    assert "4 classes, 12 images to draw from, 12 to test on" in output
+    assert "4 classes, 12 images to train on, 12 to test on" in output
     rows = json.loads((tmp_path / "run" / "few_shot.json").read_text())
     assert [row["shots"] for row in rows] == [1, 3]
     assert all(row["lowest"] <= row["accuracy"] <= row["highest"] for row in rows)

@@ -35,4 +35,4 @@ def test_inspect_model_reads_weights_and_images(format, tmp_path):
 def test_weights_without_images_are_refused(capsys):
     with pytest.raises(SystemExit):
         scripts.load("inspect_model.py").parse_arguments(["--weights", "model.npz"])
-    assert "--weights and --images go together" in capsys.readouterr().err
+    assert "expected both --weights and --images, or neither" in capsys.readouterr().err
