@@ -62,7 +62,7 @@ def test_settings_missing_in_a_state_dict_are_options(capsys, tmp_path):
     assert re.search("to pass +preprocessing, num_heads", run(capsys, "weights", "show", bare)[1])
     predict = ("predict", tmp_path / "a.png", "--weights", bare)
     status, _, error = run(capsys, *predict)
-    assert status == 1 and "each by --set on the command line" in error and "num_heads: " in error
+    assert status == 1 and "use --set for each setting on the command line" in error and "num_heads: " in error
     given = ("mean=[0.4, 0.5, 0.6]", "std=0.5", "interpolation=bicubic", "crop_fraction=0.9")
     given = tuple(f"preprocessing.{text}" for text in given)
     settings = [argument for setting in given for argument in ("--set", setting)]

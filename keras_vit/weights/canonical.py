@@ -1,4 +1,4 @@
-"""Reads a file of weights by canonical keys, the keys in the name table of its source (code base)."""
+"""Reads a file of weights by canonical keys: the keys as its code base, such as timm, spells them in `Source.names`."""
 
 import contextlib
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.source import unwrapped
 
-# The largest number of stacked blocks. A damaged array of shape (n, 0) could have any number n of blocks.
+# The largest number of transformer blocks in an array whose first axis is the block. Damaged files could have any.
 _MOST_BLOCKS = 1000
 
 
 class ArrayLocation(NamedTuple):
-    """The place of an array: a key of the file and, if the file stacks all blocks, an index of the first axis."""
+    """The key of an array in a file. If one array contains a weight of all blocks, `index` is the block, else None."""
 
     key: str
     index: int | None = None
@@ -21,12 +21,12 @@ class ArrayLocation(NamedTuple):
 
 
 class CanonicalFile:
-    """An open `WeightsFile` whose arrays have the canonical keys in `Source.names`, without prefixes or stacking.
+    """An open `WeightsFile` whose arrays can be read by the keys in `Source.names`, one array for each block.
 
     Args:
         file: The `WeightsFile`.
-        source: The `Source`.
-        prefix: Prefix of the model's keys, if other modules surround it in the file.
+        source: The `Source`, which describes the file's format.
+        prefix: Prefix of the model's keys, if the file contains a larger model, such as "visual." in CLIP's files.
     """
 
     def __init__(self, file, source, prefix=""):
@@ -43,14 +43,14 @@ class CanonicalFile:
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         canonical = {name: inner[key] for name, key in canonical.items()}
-        # Keys that hold no weights, and keys of other modules, which do not have the prefix.
+        # `ignored` are keys without weights. `outside` are the keys without the prefix, which belong to other modules.
         self.ignored = [inner[key] for key in ignored]
         self.outside = sorted(entries.keys() - inner.values())
         source.refuse_keys(self.path, canonical, self.model_name)
         self.source = source.with_variant_names(canonical)
         self.places = self._unstacked(canonical)
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
-        # {path of a model weight: its shape in the model}, if the file has all arrays of the weight.
+        # {path of a model weight: its shape in the model}, for the weights of which the file contains all arrays.
         self.weights = self._weights()
 
     @property
@@ -59,7 +59,7 @@ class CanonicalFile:
         config = self.facts.get("config")
         if not isinstance(config, dict):
             return {}
-        # Old files contain "vision_config_dict", which takes precedence.
+        # Folders of old transformers versions contain "vision_config_dict", which takes precedence.
         inner = config.get("vision_config_dict") or config.get("vision_config")
         return {**config, **inner} if isinstance(inner, dict) else config
 
@@ -70,16 +70,15 @@ class CanonicalFile:
 
     @property
     def layers(self):
-        """The names of the layers that have weights."""
         return {weight.split("/")[0] for weight in self.weights}
 
     def size(self, weight, rank, axis):
-        """Returns the size of an axis of a weight, or None if the weight is missing or does not have this rank."""
+        """Returns the size of an axis of a weight, or None if the weight is missing or its rank is not `rank`."""
         shape = self.weights.get(weight, ())
         return shape[axis] if len(shape) == rank else None
 
     def _unstacked(self, canonical):
-        """Returns {canonical key: ArrayLocation}, with a key per block if the file stacks them."""
+        """Returns {canonical key: ArrayLocation}. An array that contains all blocks gets one key for each block."""
         places = {}
         for name, key in canonical.items():
             if self.source.stacked and name.startswith(self.source.stacked[0]):
@@ -90,7 +89,7 @@ class CanonicalFile:
                 for i in range(count):
                     places[template.format(i) + name.removeprefix(prefix)] = ArrayLocation(key, i)
             elif name == "embeddings.register_tokens" and 0 in self.file.entries[key].shape:
-                # The file is of a DINOv3 without registers.
+                # A DINOv3 without register tokens stores an empty array for them.
                 self.ignored.append(key)
             else:
                 places[name] = ArrayLocation(key)

@@ -8,7 +8,7 @@ import numpy as np
 class Identity:
     """The file has one array, equal to the model's weight. This is the base class of all codecs."""
 
-    # The weight's position in an array that contains several weights. `save_weights` concatenates them in this order.
+    # If an array contains several weights, the position of this weight. `save_weights` joins the weights in this order.
     part = 0
     # True for a fused bias of queries, keys and values in which the bias of the keys is always 0.
     without_keys = False
@@ -18,7 +18,7 @@ class Identity:
         return tuple(array.shape for array in self.to_file(np.empty(shape), heads))
 
     def model_shape(self, shapes):
-        """Returns the shape of the model's weight for file arrays of `shapes`; head axes may be merged."""
+        """Returns the model's shape for file arrays of `shapes`, possibly with num_heads and head_dim as one axis."""
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
@@ -35,7 +35,7 @@ class Identity:
 
 
 class Squeeze(Identity):
-    """Adds `before` leading axes of length 1 in the file, and drops the first `without` axes of the model's weight."""
+    """The file's array has `before` extra axes of length 1 first, and lacks the model's first `without` axes."""
 
     def __init__(self, before=0, without=0):
         self.before, self.without = before, without
@@ -66,16 +66,16 @@ class Heads(Identity):
 
 
 class Flat(Identity):
-    """The model's bias has an axis of heads. The file has the same numbers in one axis."""
+    """The model's bias has the axes (num_heads, head_dim). The file's bias has one axis, num_heads * head_dim."""
 
     def to_file(self, value, heads):
         return (value.reshape(-1),)
 
 
 class Transposed(Identity):
-    """A dense kernel in PyTorch's layout: (outputs, inputs), then `ones` axes of length 1.
+    """The file has a dense kernel in PyTorch's layout: the axes (outputs, inputs), then `ones` axes of length 1.
 
-    The model's first `inputs` axes are inputs.
+    In the model's weight, the first `inputs` axes are inputs and the rest are outputs.
     """
 
     def __init__(self, inputs=1, ones=0):
@@ -108,8 +108,8 @@ class Permuted(Identity):
         return (value.transpose(np.argsort(self.axes)),)
 
 
-# PyTorch's kernels have the axes (outputs, inputs, height, width); in a depthwise convolution (channels, 1, height,
-# width).
+# PyTorch's convolution kernels have the axes (outputs, inputs, height, width). Its depthwise kernels have the axes
+# (channels, 1, height, width).
 TORCH_CONV, TORCH_DEPTHWISE = Permuted(2, 3, 1, 0), Permuted(2, 3, 0, 1)
 
 
@@ -158,14 +158,14 @@ class QueryValue(Identity):
 
 
 class Masked(Identity):
-    """The file has a fused bias, and a mask that DINOv3 multiplies it by: 0 for the keys, 1 for queries and values."""
+    """The file has the bias of queries, keys and values, and the mask that DINOv3 multiplies it by (0 for the keys)."""
 
     without_keys = True
 
     def to_model(self, arrays, shape):
         bias, mask = arrays
         if not np.array_equal(mask, np.repeat([1, 0, 1], len(mask) // 3)):
-            raise ValueError("Expected a bias_mask of 0 for the keys, and 1 for queries and values.")
+            raise ValueError("Expected a bias_mask of 0 for the keys, and 1 for the rest. Received other numbers.")
         return bias * mask
 
     def to_file(self, value, heads):
@@ -173,7 +173,7 @@ class Masked(Identity):
 
 
 class Part(Identity):
-    """The file concatenates `count` weights on the first axis of one array. The model's weight is number `part`."""
+    """The file joins `count` weights on the first axis of one array. The model's weight is number `part`, from 0."""
 
     def __init__(self, codec, part, count):
         self.codec, self.part, self.count = codec, part, count

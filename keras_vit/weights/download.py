@@ -16,9 +16,9 @@ class DownloadError(OSError):
 
 
 def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
-    """Downloads a file to a temporary name, checks it as `confirm` does, and moves it to `path`.
+    """Downloads a file to a temporary name, checks it with `confirm`, which has the same arguments, and moves it.
 
-    Several processes may download the same file. The first one to finish moves its file; the rest check that file.
+    If several processes download the same file, the first one to finish moves its file, and the rest check that file.
     """
     path = Path(path)
     known = _known(sha256, sha256_prefix, pin)
@@ -38,13 +38,14 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
 
 
 def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
-    """Raises ValueError if a file's SHA-256 is not the known one, or, if none is known, `check(path)` fails.
+    """Raises a ValueError if a file's SHA-256 is not the known hash. If no hash is known, calls `check(path)`.
 
     Args:
         path: Path of the file.
         sha256: The published SHA-256, 64 hexadecimal digits, or None.
-        sha256_prefix: Its first digits, or None.
-        pin: Path of a `sha256sum` file. It stores the hash of the first use if no full hash was published.
+        sha256_prefix: The first digits of the published SHA-256, or None.
+        pin: Path of a text file like those of `sha256sum`. If no full hash was published, it stores the file's hash
+            after the first check, for later checks.
         check: Function of the path that raises ValueError for a wrong file.
     """
     known = _known(sha256, sha256_prefix, pin)

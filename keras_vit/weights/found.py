@@ -1,10 +1,10 @@
-"""Collects the fields of a model's config that a checkpoint implies, each with its origin."""
+"""Collects the config fields that can be read from a checkpoint, each with the origin of its value."""
 
 from typing import Any, NamedTuple
 
 from keras_vit.config import Preprocessing
 
-# The origins of values, for messages. A library's name follows "default of", an architecture's "known for".
+# The origins of values, for messages: "default of timm" (a library) or "known for vit_small_patch16_224" (a model).
 STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
 
 
@@ -19,8 +19,8 @@ class Value(NamedTuple):
 class Positions(NamedTuple):
     """The layout of a table of position embeddings.
 
-    `grid` is the (rows, columns) of the positions after the first `num_prefix`, or None if it is unknown. `is_stated`
-    is True if the caller or the file states the grid.
+    The first `num_prefix` positions are of the class token and similar tokens. The positions of the patches follow;
+    `grid` is their (rows, columns), or None if it is unknown. `is_stated` is True if the caller or the file gives it.
     """
 
     num_prefix: int = 0
@@ -29,7 +29,7 @@ class Positions(NamedTuple):
 
 
 class Found:
-    """The config fields that a checkpoint implies: a value with its origin, or the reason why it is unknown.
+    """The config fields of a checkpoint. Each field has a value with its origin, or a reason why it is unknown.
 
     Args:
         path: Path of the checkpoint, for errors.
@@ -47,41 +47,40 @@ class Found:
         self.path = path
         self.values: dict[str, Value] = {}
         self.unknown: dict[str, str] = {}
-        # The method by which the source's code resizes position embeddings, and the layout of the file's table.
+        # The method by which the file's code base resizes position embeddings, and the layout of the file's table.
         self.position_interpolation = "linear"
         self.positions = Positions()
-        # {weight path of a table of relative positions: grid}.
+        # {weight path of a table of relative position biases: its grid, (rows, columns)}.
         self.tables = {}
-        # The names of the preprocessing fields that the file states; None for all.
+        # The names of the preprocessing fields that the file contains; None if it contains all.
         self.stated_constants = None
 
     def put(self, origin, *, certain=True, **fields):
-        """Sets fields, which are then no longer unknown."""
+        """Sets {field: value} with one origin. With `certain=False`, other values could have the same file."""
         for name, value in fields.items():
             self.unknown.pop(name, None)
             self.values[name] = Value(value, origin, certain)
 
     def leave(self, reason, *names):
-        """Marks fields as unknown."""
+        """Marks the fields `names` as unknown. The error of `resolve` gives the reason."""
         for name in names:
             self.values.pop(name, None)
             self.unknown[name] = reason
 
     def doubt(self, reasons):
-        """Marks the fields of {field: reason} as unknown, except `num_heads` if the shapes of the arrays show it."""
+        """Marks the fields in {field: reason} as unknown, but keeps a value of `num_heads`, which the shapes show."""
         for name, reason in reasons.items():
             if name != "num_heads" or name not in self.values:
                 self.leave(reason, name)
 
     def attempt(self, origin, name, read):
-        """Sets a field to the result of `read()`; if that raises ValueError, the field is unknown for this reason."""
+        """Sets a field to the result of `read()`. If `read` raises a ValueError, marks the field as unknown."""
         try:
             self.put(origin, **{name: read()})
         except ValueError as error:
             self.leave(str(error), name)
 
     def forget(self, *names):
-        """Removes known and unknown fields."""
         for name in names:
             self.values.pop(name, None)
             self.unknown.pop(name, None)
@@ -95,19 +94,19 @@ class Found:
         return name in self.values and self.values[name].certain
 
     def is_stated(self, name):
-        """Returns True if the file states the value of a field."""
+        """Returns True if the file contains the value of a field, so that no default was needed."""
         return name in self.values and self.values[name].origin == STATED
 
     def resolve(self, given):
-        """Returns all fields; `given` overrides the file's values. Raises if a field is unknown and not given."""
+        """Returns {field: value}. The user's values `given` override the file's. Raises if a field has no value."""
         order = sorted(self.unknown, key=lambda name: ("preprocessing", "num_heads", name).index(name))
         unknown = {name: self.unknown[name] for name in order if name not in given}
         if unknown:
             listed = "".join(f"\n  {name}: {reason}" for name, reason in unknown.items())
             raise ValueError(
-                f"{self.path!r} does not state {len(unknown)} of the settings that change its outputs. "
-                f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained, or each by --set on the command "
-                f"line:{listed}"
+                f"{self.path!r} does not contain {len(unknown)} of the settings that change the model's outputs. "
+                f"Pass {', '.join(f'{name}=' for name in unknown)} to from_pretrained, or use --set for each setting "
+                f"on the command line. The reasons:{listed}"
             )
         return {**{name: value.value for name, value in self.values.items()}, **given}
 
@@ -119,9 +118,10 @@ class Found:
 
 
 def attempt_preprocessing(found, default, config, fields, read):
-    """Sets the preprocessing to the constants that `read()` returns, or leaves it unknown if they are invalid.
+    """Sets the preprocessing in `found` to the values that `read()` returns, or marks it as unknown on a ValueError.
 
-    `fields` maps each key of `config` to the fields that the key states. `default` is the origin if none is stated.
+    `fields` maps a key of `config` to the preprocessing fields that it sets. If `config` has no such key, all values
+    are defaults, and their origin is `default`.
     """
 
     def preprocessing():
@@ -136,7 +136,7 @@ def attempt_preprocessing(found, default, config, fields, read):
 
 
 def put_preprocessing(found, source, constants):
-    """Sets the preprocessing to the `constants` of a source's models, or marks it as unknown if they are None."""
+    """Sets the preprocessing in `found` to the `constants` that all models of a source share. None means unknown."""
     if constants is None:
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:
@@ -144,7 +144,7 @@ def put_preprocessing(found, source, constants):
 
 
 def put_settings(found, source, *names, reason=None):
-    """Sets the settings `names` to the values of `source`. A value of None marks the setting as unknown."""
+    """Sets the fields `names` in `found` to the values of the `Source`. A value of None marks a field as unknown."""
     for name in names:
         if getattr(source, name) is None:
             found.leave(reason or f"{source.name} files do not contain it", name)

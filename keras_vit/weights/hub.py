@@ -15,7 +15,7 @@ from keras_vit.weights.read.folders import WEIGHTS
 logger = logging.getLogger("keras_vit")
 
 _HUGGING_FACE = re.compile(
-    # Branch names with a slash are not supported, except pull requests (refs/pr/N).
+    # A revision is a branch, tag or commit without a slash, or a pull request (refs/pr/N).
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/pr/\d+|[^/@]+))?(/(?P<inside>[^/].*?))?/?"
 )
 _KAGGLE = re.compile(r"kaggle://(?P<handle>[\w.-]+(/[\w.-]+){3}(/\d+)?)(/(?P<inside>[^/].*?))?/?")
@@ -41,7 +41,7 @@ def local_path(path):
 
 
 def upload(name, format, write, card):
-    """Uploads the files that `write(path)` writes, and the card `card(repo, folder)` if the repository has none.
+    """Uploads the files that `write(path)` writes, and the text `card(repo, folder)` if the repository has no README.
 
     If the repository does not exist, it is created.
     """
@@ -70,7 +70,7 @@ def _hugging_face_path(name, repo, revision, inside):
             files = [file.rfilename for file in hub.HfApi().model_info(repo, revision=revision).siblings]
         except hub.errors.RevisionNotFoundError:
             raise
-        # If the hub is offline, the class of the error depends on the version's HTTP client.
+        # If the hub cannot be reached, the class of the error depends on huggingface_hub's HTTP client.
         except Exception as error:
             cached = {"revision": revision, "allow_patterns": [], "local_files_only": True}
             try:
@@ -103,7 +103,7 @@ def _kaggle_path(name, handle, inside):
 
 
 def _choose(name, files, inside, note=""):
-    """Returns the path to open in a repository, and the patterns of the files that it needs."""
+    """Returns the path to open out of a repository's `files`, and the patterns of the files to download for it."""
     if inside in files:
         return inside, _with_shards(inside)
     start = f"{inside}/" if inside else ""
@@ -171,7 +171,7 @@ def _explaining(what, repo):
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             raise PermissionError(f"{what}: the hub refused access ({status}). To {page}, {log_in}.") from error
-        # Errors of the disk need no explanation.
+        # An error of the disk already has a clear message.
         if isinstance(error, OSError) and error.errno:
             raise
         raise ConnectionError(

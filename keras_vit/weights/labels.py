@@ -2,7 +2,7 @@
 
 from keras_vit.weights.found import DEFAULT, STATED
 
-# The tasks by transformers' `problem_type`, which timm's folders may contain too.
+# {value of `problem_type` in transformers' config.json: task}. The config.json of timm folders may contain it too.
 TASKS = {
     "single_label_classification": "single_label",
     "multi_label_classification": "multi_label",
@@ -11,14 +11,14 @@ TASKS = {
 
 
 def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
-    """Adds to `found` the task and the class names in a config.json.
+    """Reads the task and the class names of a config.json into `found`. Does nothing for models without a classifier.
 
     Args:
-        found: The `Found`, which contains num_classes.
-        config: The contents of the config.json, a dict.
-        labels: The class names in `config`: a list, a dict {number: name}, or None.
-        of_timm: Bool, whether timm wrote the file. Then a list is allowed, and a dict with missing numbers is ignored.
-        usual: The task if `config` contains no `problem_type`.
+        found: The `Found` of the folder, which already contains num_classes.
+        config: The contents of config.json.
+        labels: The class names of the config: a list, a dict from class number to name, or None.
+        of_timm: Bool. True accepts a list, and ignores a dict in which class numbers are missing.
+        usual: The task if the config has no `problem_type`.
     """
     if not found.get("num_classes"):
         return
@@ -41,7 +41,7 @@ def _names(found, labels, of_timm):
             raise _invalid(found.path, "id2label with a name for each number from 0", labels)
         labels = [name for _, name in sorted(labels.items(), key=lambda item: int(item[0]))]
     if labels is None or labels == [f"LABEL_{i}" for i in range(len(labels))]:
-        # If there are no names, transformers writes placeholders.
+        # If a model has no class names, transformers writes the placeholders "LABEL_0", "LABEL_1", ...
         return None
     if not isinstance(labels, list) or not all(isinstance(name, str) and name for name in labels):
         raise _invalid(found.path, "class names that are texts", labels)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model: compares all shapes, reads and converts the arrays, then changes the model."""
+"""Loads a checkpoint into a model. The model changes only after all shapes were compared and all arrays converted."""
 
 import os
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _INTERPOLATION_NAMES = {
     "bicubic_antialias": "bicubic, antialiased",
     "bicubic_offset": "bicubic, by sizes with 0.1 added",
     "bilinear": "bilinear",
-    "geometric": "linear, between offsets in a geometric progression",
+    "geometric": "linear, between distances in a geometric progression",
 }
 _POSITIONS = "position_embedding/embeddings"
 # The largest side of resized patches and grids. Resizing needs memory proportional to the square of a side.
@@ -27,10 +27,11 @@ _LARGEST_SIDE = 1024
 
 
 class Layout(NamedTuple):
-    """The sizes that decide how the arrays of a file, or of a model, are split and resized.
+    """The sizes of a checkpoint or a model on which splitting and resizing of arrays depend.
 
-    `grid` is the (rows, columns) of the position table without its `num_prefix_positions`, or None. `tables` maps each
-    table of relative positions to its grid. Errors contain `description` and the `sizes` that differ.
+    `grid` is the (rows, columns) of the patches in the position table, or None if it is unknown. The table begins with
+    `num_prefix_positions` more positions, of the class token and similar tokens. `tables` maps each table of relative
+    position biases to its grid. Error messages contain `description`, and those `sizes` in which two layouts differ.
     """
 
     num_heads: int | None
@@ -45,7 +46,7 @@ class Layout(NamedTuple):
 
 
 def _assign(variables, values):
-    """Assigns each variable its value; if an assignment fails, restores all variables."""
+    """Assigns a value to each variable. If an assignment fails, restores all variables."""
     before = {}
     try:
         for weight in list(values):
@@ -59,9 +60,10 @@ def _assign(variables, values):
 
 
 class Plan:
-    """Maps the file's arrays to the model's weights; raises if an array or a weight has no counterpart.
+    """Maps the file's arrays to the model's weights. Raises an error if an array or a weight has no counterpart.
 
-    `there` is the `Layout` of the checkpoint, and `here` is the `Layout` of the model.
+    `there` is the `Layout` of the checkpoint, and `here` is the `Layout` of the model. `skip` are names of layers whose
+    weights are not loaded. `position_interpolation` is the resizing method, or None for the checkpoint's method.
     """
 
     def __init__(self, model, checkpoint, there, here, skip=(), position_interpolation=None):
@@ -74,9 +76,9 @@ class Plan:
         methods = TABLE_METHODS if of_tables else POSITION_METHODS
         arguments.choice("position_interpolation", self.position_interpolation, methods)
         self.variables = weights_by_path(model)
-        # The shape of the first kernel depends on the number of image channels.
+        # The path of the model's first kernel, whose shape depends on the number of image channels.
         self.entrance = next(weight for weight in self.variables if weight.endswith("/kernel"))
-        # The rows of the file's position table for prefix tokens, kept until these tokens are read.
+        # The rows of the file's position table for the tokens before the patches. `values` adds them to these tokens.
         self.prefix_rows = None
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
@@ -85,7 +87,7 @@ class Plan:
             self.report.skipped[name] = f"the file's {checkpoint.facts['wrapper']!r} is read"
         self.report.assumed.update(checkpoint.facts.get("assumed") or {})
         if not checkpoint.file.verified:
-            why = "damage is not noticed without a SHA-256; pass sha256=, or write a .sha256 file"
+            why = "damage is not noticed without a SHA-256. Pass sha256=, or write a .sha256 file"
             self.report.unchecked[os.path.basename(checkpoint.path)] = why
         self.dropped = self._dropped_layers(skip)
         self.rows = {}
@@ -106,7 +108,7 @@ class Plan:
             for name in {"head", "head_dist"} & (here | there) - set(dropped):
                 dropped[name] = f"{classes_there or 'no'} classes in the file, {classes_here or 'none'} in the model"
         if "head_dist" in here and len({"head", "head_dist"} & set(dropped)) == 1:
-            expected = "both heads of a distilled model or none, since the mean with a zero head is half the logits"
+            expected = "both heads of a distilled model or none, because the model returns the mean of both heads"
             raise arguments.invalid("skip", expected, skip)
         if self.checkpoint.source.name == "siglip" and "head" in there - set(dropped):
             dropped.setdefault("pooling", "SigLIP's classifier does not use the attention pooling")
@@ -158,7 +160,7 @@ class Plan:
         if len(there) != len(needed):
             return False
         if weight == self.entrance:
-            # Unlike a patch embedding, a hybrid's root convolution is not resized.
+            # The kernel of a patch embedding can be resized. The first convolution of a hybrid's ResNet cannot.
             same_patch = there[:2] == needed[:2] or weight == "patch_embedding/kernel"
             return same_patch and there[3] == needed[3] and max(there[:2]) <= _LARGEST_SIDE
         if weight in self.here.tables:
@@ -182,9 +184,9 @@ class Plan:
             yield "The file does not contain the grid of its position embeddings: pass grid_size=(rows, columns)."
 
     def values(self):
-        """Yields (weight path, new value) for each weight to change, once its arrays are read. Changes no weight."""
+        """Reads the file, and yields (weight path, new value) for each weight that changes. Assigns no value."""
         self.report.loaded.update({weight: tuple(self.variables[weight].shape) for weight in self.rows})
-        # {key of the file: the weights that still need the array of this key}.
+        # {key of the file: weights that still need the array of this key}.
         users = {}
         for weight, name in self.rows.items():
             for key in name.keys:
@@ -202,7 +204,7 @@ class Plan:
                     if not users[used]:
                         del arrays[used]
                 if weight in (*PREFIX_TOKENS, *REGISTERS):
-                    # Positions are added to these tokens once the position embeddings are read.
+                    # These tokens get their position embeddings once the whole file is read.
                     tokens[weight] = value
                 else:
                     yield weight, value
@@ -216,13 +218,14 @@ class Plan:
     def load(self, whole):
         """Loads the values, and returns the `LoadReport`.
 
-        With `whole`, either all weights change or none, with twice the model's memory. Builders set it to False, which
-        frees each array once it is loaded. If an array is damaged, the model is then unusable, and the error is raised.
+        With `whole`, either all weights change or none, which takes twice the model's memory. Functions that build a
+        new model set it to False: each array is freed once it is loaded. If an array is damaged, the error is raised,
+        and the new model is unusable.
         """
         if whole:
             _assign(self.variables, dict(self.values()))
             return self.report
-        # Do not free the head, whose array may belong to the user's initializer, or positions, which may be read again.
+        # Keep the heads, whose arrays may belong to the user's initializer, and positions, which may be read again.
         kept = ("head", "head_dist", "position_embedding")
         free(self.variables[weight] for weight in self.rows if weight.split("/")[0] not in kept)
         for weight, value in self.values():
@@ -230,7 +233,7 @@ class Plan:
         return self.report
 
     def _value(self, weight, arrays):
-        """Converts arrays of the file, {key: array}, to the value of a weight."""
+        """Returns the value of a weight, converted from the file's `arrays`, {key: array}."""
         name, shape = self.rows[weight], tuple(self.variables[weight].shape)
         adapt = {self.entrance: self._adapt_entrance, _POSITIONS: self._adapt_positions}.get(weight)
         adapt = self._adapt_table if weight in self.here.tables else adapt
@@ -251,7 +254,7 @@ class Plan:
     def _adapt_positions(self, weight, embeddings, shape):
         there, here = self.there.grid, self.here.grid
         if there is None or here is None:
-            # If a grid is unknown, the table is not resized.
+            # Without both grids, the table cannot be resized.
             return embeddings
         num_there, num_here = self.there.num_prefix_positions, self.here.num_prefix_positions
         prefix, patches = embeddings[:, :num_there], embeddings[0, num_there:]
@@ -280,7 +283,7 @@ class Plan:
         return resize.resize_positions(table.reshape(*old, -1), *new, self.position_interpolation).reshape(shape)
 
     def _add_prefix_positions(self, values):
-        """Adds position embeddings to prefix tokens for which the file's table has rows, but the model's has none."""
+        """Adds position embeddings to the tokens before the patches that only the file's position table contains."""
         there = self.checkpoint.weights
         counts = {name: there[name][1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in there}
         for weight, rows in rows_of_tokens(self.prefix_rows, counts, self.here.num_prefix_positions):

@@ -1,18 +1,18 @@
-"""Replaces the weights of a new model without memory for a second copy or for gaps between arrays."""
+"""Replaces the weights of a new model in place, so that the memory never holds two copies of them."""
 
 import keras
 from keras import ops
 
 
 def free(variables):
-    """On JAX, frees the values of variables. The variables cannot be read before they have new values."""
+    """On JAX, frees the values of variables. Reading a variable then fails until it gets a new value."""
     if keras.backend.backend() == "jax":
         for variable in variables:
             variable.value.delete()
 
 
 def overwrite(variable, value):
-    """Assigns a value. On TensorFlow and a CPU, reuses the memory of the variable."""
+    """Assigns a value to a variable. On TensorFlow and a CPU, reuses the memory of the variable."""
     own = variable.value
     if (
         keras.backend.backend() != "tensorflow"

@@ -21,27 +21,28 @@ _LICENSES = {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}
 class PublishedCheckpoint(NamedTuple):
     """A published checkpoint, as in `list_weights`."""
 
-    # As in "ViTB16.imagenet21k".
+    # The architecture and the tag, such as "ViTB16.imagenet21k".
     name: str
     architecture: str
-    # [recipe]_classes_[resolution]. The usual recipe of the paper and 224 pixels are left out. For BiT,
-    # pretraining_classes; without a classifier, the recipe or the images. "reg4" models have registers.
+    # "recipe_classes_resolution", such as "augreg_imagenet2012_384". The ViT paper's own recipe and 224 pixels are left
+    # out. The tag of a fine-tuned BiT is "pretraining_classes". A model without a classifier has only a recipe or data
+    # set. "reg4" models have 4 register tokens.
     tag: str
     url: str
     # The argument `source` of `load_weights`.
     source: str
-    # None if it was not published. The names of DeiT's files contain its first digits.
+    # None if the SHA-256 was not published. The names of DeiT's files contain its first digits.
     sha256: str | None
     sha256_prefix: str | None
     # The side of the images in the last training or fine-tuning, in pixels.
     resolution: int
-    # 0 if there is no classifier.
+    # 0 if the checkpoint has no classifier.
     num_classes: int
     # Published ImageNet top-1, in percent.
     accuracy: float | None
-    # SPDX name.
+    # The SPDX name of the license, such as "Apache-2.0".
     license: str
-    # The name in the cache: the published name, with the folder as prefix if several files have this name.
+    # The file name in the cache: the published name, after its folder's name if several files have the same name.
     filename: str
 
     @property
@@ -50,9 +51,10 @@ class PublishedCheckpoint(NamedTuple):
         return Preprocessing(**_PREPROCESSING[self.source])
 
 
-# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and files with any published accuracy. Accuracies
-# are from table 5 at 384 pixels, and from the official code's README at 224. "sam" was trained with sharpness-aware
-# minimization on ImageNet only (arXiv 2106.01548), without ViT-S_16, whose file is three times as large as the model.
+# The ViT paper (arXiv 2010.11929): tag, folder, resolution, classes, and the files as name:accuracy. The accuracies
+# are from the paper's table 5 at 384 pixels, and from the README of the official code at 224 pixels. The "sam" models
+# were trained with sharpness-aware minimization on ImageNet only (arXiv 2106.01548). ViT-S_16 is left out, because its
+# file is three times as large as the model.
 _VIT = (
     (
         *("imagenet21k", "imagenet21k", 224, 21843),
@@ -65,11 +67,11 @@ _VIT = (
     ),
     ("sam_imagenet2012", "sam", 224, 1000, "ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32"),
 )
-# AugReg (arXiv 2106.10270): model, then its checkpoints of ImageNet-21k, of ImageNet at 224 and at 384 pixels, each as
-# augmentation/weight decay/dropout (also stochastic depth)/learning rate of fine-tuning:accuracy. File names contain
-# all of these but the accuracy. The official README recommends the files at 21k and 384, and its notebook B/8. At 224
-# pixels the README recommends only B/8. The rest are from timm's table, and some of them are fine-tuned from another
-# checkpoint than augreg_imagenet21k.
+# AugReg (arXiv 2106.10270). The columns are the model and its checkpoints of ImageNet-21k, of ImageNet at 224 pixels
+# and of ImageNet at 384 pixels. A checkpoint is augmentation/weight decay/dropout/learning rate of fine-tuning:accuracy
+# and the dropout is also the rate of stochastic depth. The first and last columns are recommended by the official
+# README or, for B/8, by the official notebook. Of the middle column, the README recommends only B/8. The other files of
+# this column are from timm's table, and some of them are fine-tuned from another checkpoint than the first column's.
 _AUGREG = """
 R_Ti_16   none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:75.40
 Ti_16     none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:78.22
@@ -82,7 +84,7 @@ L_16      strong1/0.1/0.0  medium1/0.1/0.1/0.01:85.72   strong1/0.1/0.0/0.01:85.
 R26_S_32  light1/0.1/0.0   light0/0.03/0.1/0.03:80.94   light1/0.1/0.0/0.01:83.85
 R50_L_32  medium1/0.1/0.1  medium1/0.1/0.1/0.01:83.78   medium1/0.1/0.1/0.01:85.99
 """
-# BiT (arXiv 1912.11370): size, and the accuracy of BiT-M fine-tuned on ImageNet at 480, from timm's documentation.
+# BiT (arXiv 1912.11370): size, and the accuracy of BiT-M fine-tuned on ImageNet at 480 pixels, from timm's docs.
 _BIT = {"R50x1": 80.19, "R50x3": 83.75, "R101x1": 82.21, "R101x3": 84.38, "R152x2": 84.4, "R152x4": 84.95}
 # DeiT (arXiv 2012.12877): architecture, file, first digits of the SHA-256, accuracy.
 _DEIT = (
@@ -95,13 +97,13 @@ _DEIT = (
     ("DeiTB16Distilled", "deit_base_distilled_patch16_224", "df68dfff", 83.4),
     ("DeiTB16Distilled", "deit_base_distilled_patch16_384", "d0272ac0", 85.2),
 )
-# MAE (arXiv 2111.06377): architecture, size as in file names, and the accuracy of the fine-tuned model, from the
-# authors' FINETUNE.md. DINO (arXiv 2104.14294), DINOv2 (arXiv 2304.07193): architecture, and its name in file names.
-# No SHA-256 of these files is published.
+# MAE (arXiv 2111.06377): architecture, the size in the file names, and the accuracy of the fine-tuned model, from the
+# authors' FINETUNE.md. DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193): architecture, and its name in the file
+# names. No SHA-256 of these files is published.
 _MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
 _DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
 _DINOV2 = (("DINOv2S14", "vits14"), ("DINOv2B14", "vitb14"), ("DINOv2L14", "vitl14"), ("DINOv2G14", "vitg14"))
-# CLIP (arXiv 2103.00020): the SHA-256 is part of the addresses.
+# CLIP (arXiv 2103.00020). The address of each file contains its SHA-256.
 _CLIP = (
     ("CLIPB32", "openai", 224, "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32"),
     ("CLIPB16", "openai", 224, "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f/ViT-B-16"),
@@ -151,7 +153,7 @@ def _published():
 
 
 def _with_accuracy(file):
-    """Returns ("ViT-B_16", 83.97) for "ViT-B_16:83.97"; if there is no accuracy, it is None."""
+    """Returns ("ViT-B_16", 83.97) for "ViT-B_16:83.97", and ("ViT-B_8", None) for "ViT-B_8"."""
     name, _, accuracy = file.partition(":")
     return name, float(accuracy) if accuracy else None
 
@@ -184,5 +186,5 @@ _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
 # {published file name: first digits of the SHA-256}.
 SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}
-# {published file name: source}. The name is needed because files of DINO and MAE have the same keys.
+# {published file name: `source` of `load_weights`}. Files of DINO and MAE have the same keys, so only the name differs.
 SOURCES_OF_FILES = {row.filename: row.source for row in ROWS.values()}

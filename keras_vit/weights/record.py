@@ -1,11 +1,11 @@
-"""Reads config fields from a file: from its arrays, for all families, and from the config that `save_weights` wrote."""
+"""Reads the config fields that all model families share, and the config that `save_weights` wrote to a file."""
 
 from keras_vit.config import ModelConfig
 from keras_vit.weights.found import STATED, Found
 
 
 def begin(file, entrance):
-    """Returns the `Found` of a file, with its channels (of the kernel `entrance`), classes and resizing method."""
+    """Returns a `Found` with a file's channels (read from the kernel `entrance`), classes and resizing method."""
     found = Found(file.path)
     found.position_interpolation = file.source.position_interpolation
     found.put(STATED, in_channels=file.size(entrance, 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
@@ -13,23 +13,23 @@ def begin(file, entrance):
 
 
 def read_record(file, found):
-    """Adds to `found` the fields that arrays do not show, from the config that `save_weights` wrote."""
+    """Adds the fields of the config that `save_weights` wrote to `found`, except fields that are already in it."""
     values = dict(file.own["config"])
     for name in ("activation", "classifier_activation"):
         try:
             ModelConfig(classifier_activation=values.get(name))
         except ValueError:
             del values[name]
-            found.leave("it is a function defined by its user", name)
+            found.leave("it is a function defined by the user", name)
     try:
         config = ModelConfig.from_dict(values)
     except ValueError as error:
-        raise ValueError(f"Cannot read weights from {file.path!r}: its record is damaged. {error}") from None
-    # The names of the file's fields in this version of keras_vit.
+        raise ValueError(f"Cannot read weights from {file.path!r}: its config is damaged. {error}") from None
+    # Version 0.2 wrote the fields "multi_label" and "regression", which are now the field "task".
     names = {"task" if name in ("multi_label", "regression") else name for name in values.keys() - {"family"}}
     fields = {name: getattr(config, name) for name in names}
     found.put(STATED, **{name: value for name, value in fields.items() if name not in found.values})
     method = getattr(config, "position_interpolation", None)
-    # Ignore "linear" if the image size is fixed, because version 0.2 wrote "linear" for any source.
+    # Ignore "linear" if the image size is fixed, because version 0.2 wrote "linear" also for files of other methods.
     if method is not None and (config.image_size == (None, None) or method != "linear"):
         found.position_interpolation = method

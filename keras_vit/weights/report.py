@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from keras_vit.console import printable
 
 logger = logging.getLogger("keras_vit")
-# The reason for skipping keys such as an optimizer's state.
+# The reason in a report for a skipped key that is not a weight, such as an optimizer's state.
 NO_WEIGHTS = "holds no weights of the model"
 
 
 @dataclass
 class LoadReport:
-    """The outcome for each weight of the file and the model. It prints as text.
+    """The result of loading a file: what happened to each weight of the file and the model. It prints as text.
 
     Args:
         path: Path of the file.
         source: Name of the code base of the file's format.
         model: Name of the model.
         loaded: Dict from weight path to shape.
-        resized: Dict from weight path to the resizing of positions or patches.
-        adapted: Dict from weight path to the adaptation of channels or prefix positions.
-        skipped: Dict from the file's unused keys to the reason.
-        kept: Dict from each weight that was not loaded to "zero" (its new value) or "unchanged".
-        assumed: Dict from each setting that the file does not contain to the value that `from_pretrained` used.
-        unchecked: Dict from each file without a SHA-256 or checksums, so that damage is not noticed, to the remedy.
+        resized: Dict from the path of a resized weight (positions or patches) to a text with both sizes.
+        adapted: Dict from the path of a weight with another number of channels or tokens to a text with both numbers.
+        skipped: Dict from a key of the file that was not used to the reason.
+        kept: Dict from the path of a weight that was not loaded to "zero" (its new value) or "unchanged".
+        assumed: Dict from a setting that the file does not contain to the value that `from_pretrained` used.
+        unchecked: Dict from a file whose damage would not be noticed (no SHA-256 or checksums) to the remedy.
 
     Example:
 
@@ -59,7 +59,7 @@ class LoadReport:
 
     @staticmethod
     def _shown(outcomes):
-        """Returns the rows of an outcome. If 4 or more keys hold no weights, such as counters, joins them into one."""
+        """Returns {key: outcome} to print. If 4 or more keys hold no weights, joins these keys into one line."""
         without = [key for key, what in outcomes.items() if what == NO_WEIGHTS]
         if len(without) < 4:
             return outcomes
@@ -67,7 +67,7 @@ class LoadReport:
         return {**others, f"{len(without)} keys, such as {without[-1]}": NO_WEIGHTS}
 
     def log(self):
-        """Logs the report to "keras_vit", as a warning if model and file differ, else as info."""
+        """Logs the report to the logger "keras_vit": as a warning if model and file differ, otherwise as info."""
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed or self.unchecked
         logger.log(logging.WARNING if differs else logging.INFO, "%s", self)

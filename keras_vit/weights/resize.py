@@ -8,7 +8,7 @@ from keras_vit.images.interpolation import resize_matrix
 
 
 def resize_positions(grid, rows, columns, method="linear"):
-    """Resizes a (rows, columns, hidden_dim) grid of position embeddings, by a method in `POSITION_METHODS`."""
+    """Resizes a (rows, columns, hidden_dim) grid of position embeddings. `method` is one of `POSITION_METHODS`."""
     x = np.asarray(grid, "float64")
     x = np.einsum("rR,RCd->rCd", resize_matrix(x.shape[0], rows, method), x)
     x = np.einsum("cC,rCd->rcd", resize_matrix(x.shape[1], columns, method), x)
@@ -16,8 +16,8 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 
 def resize_patches(kernel, patch_size):
-    """Resizes a (height, width, channels, hidden_dim) kernel to a (height, width) by FlexiViT's pseudo-inverse."""
-    # arXiv 2212.08013, section 3.4: larger patches of enlarged images give equal outputs, smaller patches the closest.
+    """Resizes a (height, width, channels, hidden_dim) kernel to a (height, width) with FlexiViT's pseudo-inverse."""
+    # See arXiv 2212.08013, section 3.4. The outputs for resized images are equal or, for smaller patches, the closest.
     rows, columns = (
         np.linalg.pinv(resize_matrix(old, new, "bilinear").T)
         for old, new in zip(kernel.shape[:2], patch_size, strict=True)
@@ -31,7 +31,7 @@ def adapt_channels(kernel, in_channels):
     old = kernel.shape[2]
     if in_channels == old:
         return kernel
-    # With the sum, a gray image gives the same output as its three equal RGB channels.
+    # Add the kernels of all channels. A gray image then gives the same output as an RGB image with equal channels.
     if in_channels == 1:
         return kernel.sum(axis=2, keepdims=True)
     # Rescale the kernel, so that the output keeps its magnitude.

@@ -1,4 +1,4 @@
-"""Describes the checkpoint format of a code base by a table of weight names, for reading and writing."""
+"""Describes the checkpoint format of a code base, such as timm, by a table of weight names, to read and write files."""
 
 import dataclasses
 import functools
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from keras_vit.weights import codecs
 
-# Prefixes of weight paths: of a transformer block, and of a residual unit.
+# The prefixes of weight paths in a transformer block, and in a residual unit of a ResNet.
 BLOCK = "block_{block:02d}/"
 UNIT = "stage_{stage}_unit_{unit:02d}/"
 _TRANSPOSED = codecs.Transposed()
 
 
 class Name(NamedTuple):
-    """One row: the file's keys for a model weight, and the codec that converts their arrays."""
+    """The file's keys for a weight of the model, and the codec that converts the arrays of these keys."""
 
     keys: tuple
     codec: codecs.Identity = codecs.Identity()
@@ -22,35 +22,35 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A code base's checkpoint format and its models' settings. Settings that its files do not determine are None."""
+    """The checkpoint format of a code base, and the settings of its models. If the models differ, a setting is None."""
 
     name: str
-    # {weight path: Name}; the first row is of the first layer. Paths and keys may contain {block:02d}, {stage} and
-    # {unit:02d}. Keys may also contain {stage0} and {unit0}, which count from 0.
+    # {weight path: Name}, with the model's first layer first. Paths and keys may contain the numbers {block:02d},
+    # {stage} and {unit:02d}. Keys may also contain {stage0} and {unit0}: the same numbers counted from 0.
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
-    # The code base whose epsilons the ResNet of a hybrid or BiT uses, and the padding of BiT's max pooling.
+    # The code base whose normalization epsilons and max-pooling padding the ResNet of a hybrid or BiT uses.
     resnet_epsilons: str | None = "official"
     pool_padding: str | None = None
     position_interpolation: str = "linear"
-    # True if the class token has a position embedding; used if the table's length fits with and without one.
+    # True if the class token has a position embedding. It decides if the table's length is valid with and without one.
     class_token_position: bool = True
-    # None if the preprocessing differs between the published models.
+    # The arguments of `Preprocessing`, or None if the published models need different ones.
     preprocessing: dict | None = None
     # (regular expression, replacement) pairs that convert other spellings of keys.
     aliases: tuple = ()
     # Regular expression of keys that hold no weights of the model, such as an optimizer's state.
     ignored: str = r"(?!)"
-    # (regular expression of keys, name) pairs for parts of models that this package does not have.
+    # (regular expression of keys, description) pairs for layers that keras_vit does not support.
     refused: tuple = ()
-    # {name: the only supported value} of settings in a folder's config that this package does not have.
+    # {setting in a folder's config: its only supported value}.
     config: dict = dataclasses.field(default_factory=dict)
     # Prefixes that all keys may have.
     prefixes: tuple = ()
-    # (prefix of stacked keys, template of keys per block) if files may stack all blocks on the first axis.
+    # (prefix of keys, template of keys for each block) if an array may contain all blocks, along its first axis.
     stacked: tuple | None = None
-    # {config field that needs these rows, or any name: rows that replace rows of `names` in some files}.
+    # {config field or other name: entries that replace entries of `names`, for configs with the field or these keys}.
     spellings: dict = dataclasses.field(default_factory=dict)
     # The activation of gated MLPs, if it differs from `activation`.
     gated_activation: str | None = None
@@ -58,13 +58,13 @@ class Source:
     head_dim: int | None = None
     # The family of the models.
     family: str = "vit"
-    # Regular expression of a key that only files of this source have, if other sources have the same first layer.
+    # Regular expression of a key that only this source's files have, if other sources have the same first layer.
     mark: str | None = None
     # The values of model_type in transformers folders.
     model_types: tuple = ()
 
     def canonical_keys(self, keys):
-        """Returns ({canonical key, as in `names`: key in the file}, [keys of the file without weights])."""
+        """Returns ({key as spelled in `names`: key in the file}, [keys of the file that hold no weights])."""
         canonical, ignored = {}, []
         for key in keys:
             name = self._canonical(key)
@@ -77,7 +77,7 @@ class Source:
         return canonical, ignored
 
     def _canonical(self, key):
-        """Converts a key of a file to the form of the keys in `names`; returns None if the key is not a weight."""
+        """Returns a file's key as spelled in `names`, or None if it holds no weights."""
         name = unwrapped(key)
         if name == _COUNTER or re.match(self.ignored, name):
             return None
@@ -88,7 +88,7 @@ class Source:
         return name
 
     def refuse_keys(self, path, keys, model_name=None):
-        """Raises if canonical keys belong to a model of the source that this package does not have."""
+        """Raises an error if a key, spelled as in `names`, belongs to a layer that keras_vit does not have."""
         for pattern, part in self.refused:
             key = next((key for key in keys if re.match(pattern, key)), None)
             if key is not None:
@@ -97,12 +97,12 @@ class Source:
                 )
 
     def refusal(self, path, model_name, what):
-        """Returns the error for a model with a property that this package does not have."""
+        """Returns the error for a file of a model with a property, `what`, that keras_vit does not support."""
         name = f" ({model_name})" if model_name else ""
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def with_variant_names(self, keys):
-        """Returns this source with those rows of `spellings` whose keys are all in `keys`, the keys of a file."""
+        """Returns this source with each entry of `spellings` whose keys are all in a file's `keys`."""
 
         def holds(rows):
             return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
@@ -110,7 +110,7 @@ class Source:
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 
     def spelled_for(self, config):
-        """Returns this source with the rows of `spellings` that a model's config needs."""
+        """Returns this source with the entries of `spellings` for the fields that are set in a model's config."""
         return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
 
     def _with(self, spellings):
@@ -128,7 +128,7 @@ class Source:
         return None
 
     def find_weight_path(self, key):
-        """Returns the path of the first model weight that a canonical key belongs to, or None."""
+        """Returns the path of the first model weight for a key, spelled as in `names`, or None."""
         for path, name in self.names.items():
             for own in name.keys:
                 numbers = _numbers(own, key)
@@ -137,7 +137,7 @@ class Source:
         return None
 
     def find_layer_name(self, key):
-        """Returns the name of the model layer for a canonical key, or None."""
+        """Returns the name of the model layer for a key, spelled as in `names`, or None."""
         weight = self.find_weight_path(key)
         return weight and weight.split("/")[0]
 
@@ -162,7 +162,7 @@ _COUNTER = "n_averaged"
 
 
 def _numbers(template, text):
-    """Parses "block_07/" by the template "block_{block:02d}/" to {"block": 7}; returns None if it does not match."""
+    """Parses "block_07/" with the template "block_{block:02d}/" to {"block": 7}. Returns None without a match."""
     match = _pattern(template).fullmatch(text)
     if match is None:
         return None
@@ -185,17 +185,17 @@ def _pattern(template):
 
 
 def dense(ours, theirs, codec=_TRANSPOSED):
-    """Returns the rows of a PyTorch dense layer, or of a convolution with another codec."""
+    """Returns the `names` entries of a dense layer. `ours` is its path, and `theirs` is its prefix in the file."""
     return {f"{ours}/kernel": Name((f"{theirs}.weight",), codec), f"{ours}/bias": Name((f"{theirs}.bias",))}
 
 
 def norm(ours, theirs):
-    """Returns the rows of a PyTorch norm."""
+    """Returns the `names` entries of a normalization layer in PyTorch."""
     return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
 
 
 def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
-    """Returns the rows of a PyTorch transformer block without queries, keys and values; `scales` are of LayerScale."""
+    """Returns the `names` entries of a block, except queries, keys and values, from its module names in the file."""
     rows = {**norm(f"{BLOCK}norm_1", prefix + norm_1), **dense(f"{BLOCK}attention/out", prefix + out)}
     rows |= norm(f"{BLOCK}norm_2", prefix + norm_2)
     for i, theirs in enumerate((dense_1, dense_2), start=1):
@@ -204,7 +204,7 @@ def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
 
 
 def gated(first, gate, up):
-    """Returns the rows of a gated MLP whose first layer is two layers in the file."""
+    """Returns the `names` entries of the first layer of a gated MLP, which is two layers in the file, gate and up."""
     return {
         f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(_TRANSPOSED, 2)),
         f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Identity(), 2)),
@@ -212,7 +212,10 @@ def gated(first, gate, up):
 
 
 def pooling(probe, parts, out, norm_, mlp):
-    """Returns the rows of attention pooling; `parts` are (layer, kernel, bias, part, count) per projection."""
+    """Returns the `names` entries of attention pooling. The arguments are keys and prefixes in the file.
+
+    `parts` are (layer, kernel key, bias key, part, count) for query, key and value; see `codecs.Part` for the last two.
+    """
     rows = {"pooling/probe": Name((probe,))}
     for ours, kernel, bias, part, count in parts:
         row = codecs.Part(_TRANSPOSED, part, count)
@@ -228,7 +231,7 @@ def pooling(probe, parts, out, norm_, mlp):
 
 
 def resnet(stem, unit, norms):
-    """Returns the rows of a ResNet, given its first convolution, a unit and the norms of a unit."""
+    """Returns the `names` entries of a ResNet, from the file's prefixes of the stem, of a unit and of its norms."""
     rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TORCH_CONV)}
     for i in (1, 2, 3, "proj"):
         module = f"{unit}downsample." if i == "proj" else unit

@@ -10,13 +10,13 @@ from keras_vit.weights.labels import TASKS, read_labels
 
 _MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 _FILTERS = {"lanczos": "lanczos3", "box": "area"}
-# The fields of a preprocessing that each key of a pretrained_cfg states.
+# {key of timm's pretrained_cfg: the fields of `Preprocessing` that it sets}.
 _CONSTANTS = {
     **{"mean": ("mean", "value_range"), "std": ("std",), "interpolation": ("interpolation", "antialias")},
     **{"crop_pct": ("crop_fraction",), "crop_mode": ("resize_mode",)},
 }
 
-# timm's default pretrained_cfg by architecture, if it is the same for most weights of a family.
+# (pattern of timm's architectures, the pretrained_cfg that most of their weights have in timm).
 _PRETRAINED_CFGS = (
     (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
     (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),
@@ -28,12 +28,12 @@ _PRETRAINED_CFGS = (
 
 
 def state_architecture(file, name, preprocessing):
-    """Changes an open state dict, so that it is read like a timm folder whose config.json only names the architecture.
+    """Changes an open state dict, so that it is read like a timm folder whose config.json contains only `name`.
 
     Args:
         file: The `WeightsFile`.
         name: timm's architecture, such as "vit_small_patch16_224", with or without a tag.
-        preprocessing: Bool, use the preprocessing of timm's default weights for this architecture.
+        preprocessing: Bool. True uses the preprocessing of timm's default weights for this architecture.
     """
     if file.container not in ("pth", "safetensors") or file.facts.get("keras_vit"):
         raise arguments.invalid("architecture", "None, except for a state dict of timm without its config.json", name)
@@ -49,7 +49,7 @@ def state_architecture(file, name, preprocessing):
 
 
 def read_folder(file, found):
-    """Adds the preprocessing, class names, task and image size in the config.json of a timm folder to `found`."""
+    """Reads preprocessing, class names, task and image size from the config.json of a timm folder into `found`."""
     pretrained = file.facts.get("timm")
     if pretrained is None:
         found.leave(f"timm's models of the architecture {file.model_name!r} differ in it", "preprocessing")
@@ -66,13 +66,13 @@ def read_folder(file, found):
 
 
 def model_args(file):
-    """Returns the arguments of timm's builder in the config of a folder, or {}."""
+    """Returns the arguments of timm's model function in the config.json of a folder, or {}."""
     found = file.config.get("model_args") if file.container == "timm" else None
     return found if isinstance(found, dict) else {}
 
 
 def read_image_size(file, found, size):
-    """Adds the image size of a config to `found`, if it is not None."""
+    """Sets the image size in `found` to the `size` in a config.json, unless it is None."""
     if size is not None:
         found.attempt(
             STATED, "image_size", lambda: checked(file, lambda _, side: arguments.image_size(side), "image_size", size)
@@ -80,7 +80,7 @@ def read_image_size(file, found, size):
 
 
 def checked(file, check, name, value, *args):
-    """Returns a value of the file's config, checked by `check(name, value, *args)`."""
+    """Returns `check(name, value, *args)`. If it raises a ValueError, adds the path of the file to the message."""
     try:
         return check(name, value, *args)
     except ValueError as error:
@@ -88,14 +88,14 @@ def checked(file, check, name, value, *args):
 
 
 def put_heads(file, found, number, origin=STATED):
-    """Adds a config's number of heads to `found` if the shapes do not show it. The number must divide the width."""
+    """Sets num_heads in `found` to the `number` in a config.json, a divisor of the width, if shapes do not show it."""
     width = (file.size("block_00/attention/qkv/kernel", 2, 1) or 0) // 3
     if width and "num_heads" not in found.values:
         found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
 
 
 def translated(path, where, value, table):
-    """Returns this package's value for a value of another library; raises if `table` does not contain it."""
+    """Returns keras_vit's value for the `value` of another library, from `table`. `where` is its key, for errors."""
     for theirs, ours in table.items():
         if value == theirs and isinstance(value, bool) == isinstance(theirs, bool):
             return ours
@@ -110,7 +110,7 @@ def _divisor(name, value, width):
 
 
 def preprocessing_from_cfg(config):
-    """Returns the constants from timm's pretrained_cfg; missing constants are timm's defaults."""
+    """Returns the arguments of `Preprocessing` from timm's pretrained_cfg. Missing keys have timm's defaults."""
     filter, mode = config.get("interpolation"), config.get("crop_mode")
     if mode not in (None, *_MODES):
         raise ValueError(
@@ -137,11 +137,11 @@ def config_json(name, args, config, facts, source, arrays):
 
     Args:
         name: timm's architecture.
-        args: The arguments of timm's builder that its architecture does not set.
-        config: The `ModelConfig`.
-        facts: The metadata of `save_weights`.
-        source: The `Source` of the names of weights.
-        arrays: Dict from these names to arrays; the first array is of the first layer.
+        args: Dict of arguments of timm's model function that differ from the architecture.
+        config: The `ModelConfig` of the model.
+        facts: Dict of the metadata that `save_weights` writes.
+        source: The `Source` of the file, which spells the keys.
+        arrays: Dict from keys to arrays. The first array belongs to the model's first layer.
     """
     preprocessing = Preprocessing(**facts["preprocessing"])
     mean, std = unit_constants(preprocessing, config.in_channels)
@@ -152,7 +152,7 @@ def config_json(name, args, config, facts, source, arrays):
         )
     usual = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     first, head = (key.removesuffix(".weight") for key in (next(iter(arrays)), *source.find("head/kernel").keys))
-    # A model without a head has the width of its last norm.
+    # In a model without a head, the width is the length of its last normalization layer's weights.
     widths = (f"{head}.weight", "norm.weight", "fc_norm.weight")
     return {
         "architecture": name,
@@ -180,7 +180,7 @@ def config_json(name, args, config, facts, source, arrays):
 
 
 def unit_constants(preprocessing, channels):
-    """Returns mean and std for images scaled to [0, 1], one number per channel."""
+    """Returns the mean and std of a `Preprocessing` for images scaled to [0, 1], one number per channel."""
     low, high = preprocessing.value_range
     mean = [(value - low) / (high - low) for value in preprocessing.mean]
     std = [value / (high - low) for value in preprocessing.std]

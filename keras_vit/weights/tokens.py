@@ -1,6 +1,6 @@
-"""Finds a model's weights by path, and the positions of the tokens before its patches."""
+"""Finds a model's weights by path, and the position embeddings of the tokens before its patches."""
 
-# Weights of the tokens before the patches that may have position embeddings, in the order of these tokens.
+# Paths of tokens before the patches that may have position embeddings, in the order of the model's tokens.
 PREFIX_TOKENS = ("class_token/tokens", "distillation_token/tokens")
 REGISTERS = ("registers/tokens",)
 
@@ -15,9 +15,10 @@ def weights_by_path(model):
 
 
 def rows_of_tokens(rows, counts, kept):
-    """Yields (token weight, its rows of a position table) for tokens that have no row in a table of `kept` rows.
+    """Yields (token weight, its rows of a position table) for tokens that have no rows in a second, shorter table.
 
-    `rows`, (1, positions, hidden_dim), are the table's rows for prefix tokens. `counts` maps token weights to counts.
+    `rows`, (1, positions, hidden_dim), are the rows of the first table for the tokens before the patches. `counts`
+    maps the path of a token weight to its number of tokens. `kept` is the number of such rows in the second table.
     """
     start = 0
     for weight, count in counts.items():

@@ -29,7 +29,7 @@ CONFIGS = {
     )
     for name in names.split()
 }
-# The defaults of transformers' image processors, by the part of their names before "ImageProcessor".
+# The defaults of transformers' image processors. "ViT" in the table stands for ViTImageProcessor.
 _IMAGENET = {"image_mean": IMAGENET_PREPROCESSING["mean"], "image_std": IMAGENET_PREPROCESSING["std"]}
 _STANDARD = {"image_mean": 0.5, "image_std": 0.5}
 _CLIP = {
@@ -62,12 +62,12 @@ _PROCESSOR_OF = {
     **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
 }
-# ConvNextImageProcessor squashes images if the target size is at least this size, and crops them otherwise.
+# At this target size or above, ConvNextImageProcessor resizes without keeping the aspect ratio. Below it, it crops.
 _SQUASHED_BY_CONVNEXT = 384
-# The index of a filter is its number in Pillow.
+# The interpolation methods by their numbers in Pillow, which preprocessor_config.json contains.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
-# The fields of a preprocessing that each key of an image processor states. Antialiasing and the rounding of a crop
-# follow from transformers' code, so `load_weights` does not compare them.
+# {key of an image processor: the fields of `Preprocessing` that it sets}. No key sets antialiasing or the rounding of
+# crops, so `load_weights` does not compare them.
 _CONSTANTS = {
     **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation",)},
     **dict.fromkeys(("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode")),
@@ -101,7 +101,7 @@ _HARMLESS_IN_CONFIG = (
 
 
 def read_folder(file, found, read):
-    """Adds preprocessing, class names, task and image size to `found`; raises if config.json has keys not in `read`."""
+    """Reads the settings that all families share into `found`. `read` are the config.json keys that a family reads."""
     config, preprocessor = file.config, file.facts.get("preprocessor")
     keys = [key for key in config if key not in read and not re.fullmatch(_HARMLESS_IN_CONFIG, key)]
     if unread := {key: config[key] for key in keys if config[key]}:
@@ -113,18 +113,18 @@ def read_folder(file, found, read):
     if isinstance(preprocessor, dict):
         read = functools.partial(preprocessing_from_processor, file.path, preprocessor, config)
         attempt_preprocessing(found, f"{DEFAULT} transformers", preprocessor, _CONSTANTS, read)
-    # If there is one label and no problem_type, transformers computes the loss of a regression.
+    # If a model has one output and no problem_type, transformers trains it for regression.
     usual = "regression" if found.get("num_classes") == 1 else "single_label"
     read_labels(found, config, config.get("id2label"), usual=usual)
     size = config.get("image_size")
     if size is None and isinstance(preprocessor, dict) and found.get("patch_size") is None:
-        # The config.json of a BiT has no size.
+        # The config.json of BiT models contains no image size.
         size = size_of_images(file.path, preprocessor)
     timm_config.read_image_size(file, found, size)
 
 
 def preprocessing_from_processor(path, preprocessor, config):
-    """Returns the constants from a preprocessor_config.json, or the defaults of the image processor in transformers."""
+    """Returns the arguments of `Preprocessing` from a preprocessor_config.json. Missing keys have its defaults."""
     kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
     name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
     if kind is not None:
@@ -137,7 +137,7 @@ def preprocessing_from_processor(path, preprocessor, config):
         size = {side: number for side, number in size.items() if number is not None}
     known = ", ".join(f"{known}ImageProcessor" for known in PROCESSORS)
     for holds, expected, value in (
-        (not unknown, "keys that this package can follow", unknown),
+        (not unknown, "only keys that keras_vit supports", unknown),
         (name in PROCESSORS, f"image_processor_type as one of {known}", kind),
         (stated.get("do_resize") is not False, "do_resize=true", False),
         (scales, "do_rescale=true and rescale_factor=1/255", (stated.get("do_rescale"), factor)),
@@ -176,13 +176,13 @@ def preprocessing_from_processor(path, preprocessor, config):
 
 
 def size_of_images(path, preprocessor):
-    """Returns the side of the square images that an image processor makes, or None if it is not stated."""
+    """Returns the side of the square images that an image processor makes, or None if its config contains no size."""
     name = "crop_size" if preprocessor.get("do_center_crop") else "size"
     return _side(path, name, preprocessor.get(name))
 
 
 def _side(path, name, size):
-    """Returns the shorter side of a transformers size, a number or a dict of sides; None if it is not stated."""
+    """Returns the shorter side of a `size` in a config (a number or a dict of sides), or None if it contains none."""
     sides = [side for side in size.values() if side is not None] if isinstance(size, dict) else [size]
     try:
         return None if size is None or not sides else min(arguments.image_size(side)[0] for side in sides)
@@ -198,7 +198,7 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes a folder, config.json last. A failure leaves no partial file and, if the folder is new, no folder."""
+    """Writes a folder, config.json last. If it fails, no partial file stays, and a new folder is removed."""
     is_new = not path.exists()
     path.mkdir(exist_ok=True)
     try:
@@ -220,7 +220,7 @@ def with_prefix(arrays, prefix):
 
 
 def id2label(config):
-    """Returns the entries of transformers' config.json for the class names and the task of a config."""
+    """Returns the entries of transformers' config.json for the class names and the task of a `ModelConfig`."""
     labels = config.class_names or [f"LABEL_{i}" for i in range(config.num_classes)]
     if not labels:
         return {}
@@ -238,8 +238,8 @@ def preprocessor_config(facts, channels):
     mean, std = timm_config.unit_constants(preprocessing, channels)
     if preprocessing.interpolation not in _RESAMPLE:
         raise ValueError(
-            f"The format 'huggingface' resizes by one of {', '.join(_RESAMPLE)}. Received: the interpolation "
-            f"{preprocessing.interpolation!r}"
+            f"Expected an interpolation of the format 'huggingface': {', '.join(_RESAMPLE)}. Received: "
+            f"{preprocessing.interpolation!r}. Save in another format, such as .safetensors."
         )
     config = {
         "image_processor_type": "ViTImageProcessor",
@@ -249,7 +249,7 @@ def preprocessor_config(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        # The number of Pillow's filter. transformers antialiases as Pillow does.
+        # transformers resizes with Pillow, which antialiases with this filter.
         "resample": _RESAMPLE.index(preprocessing.interpolation),
     }
     mode = preprocessing.resize_mode
@@ -258,13 +258,13 @@ def preprocessor_config(facts, channels):
     height, width = facts["image_size"]
     if mode == "pad" or (mode == "crop" and height != width):
         raise ValueError(
-            "The format 'huggingface' resizes the whole image, or the shorter side for a square. Received: "
-            f"resize_mode={mode!r} with images of {height} x {width}"
+            "Expected resize_mode='squash', or 'crop' with square images, for the format 'huggingface'. Received: "
+            f"resize_mode={mode!r} with images of {height} x {width}. Save in another format, such as .safetensors."
         )
     sides = EvaluationTransform((height, width), preprocessing).resized
     config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
     if mode == "crop" or preprocessing.crop_fraction < 1:
-        # Unlike ViTImageProcessor, these two image processors crop.
+        # ViTImageProcessor, the default, does not crop images. These two image processors crop.
         config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
         config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config

@@ -18,7 +18,7 @@ from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
 
 
 class _File(io.BufferedWriter):
-    """A new file that shows the progress of writing."""
+    """A new file. Each write to it updates a progress bar."""
 
     def __init__(self, path, progress):
         super().__init__(io.FileIO(path, "w"))
@@ -31,7 +31,7 @@ class _File(io.BufferedWriter):
 
 
 def write_npz(path, arrays, comment):
-    """Writes a dict of arrays as an .npz archive. Its comment is a dict in JSON with a checksum."""
+    """Writes a dict of arrays as an .npz archive. The zip comment is the dict `comment` with a checksum, in JSON."""
     with replacing(path) as temporary:
         megabytes = sum(np.asarray(array).nbytes for array in arrays.values()) / MEGABYTE
         progress = Progress(megabytes, "MB", "MB", title=f"Writing {os.fsdecode(path)}")
@@ -43,12 +43,12 @@ def write_npz(path, arrays, comment):
 
 
 def write_safetensors(path, arrays, facts):
-    """Writes a dict of float arrays as a .safetensors file. Its metadata contains a dict of facts in JSON."""
+    """Writes a dict of float arrays as a .safetensors file, with the dict `facts` as JSON in its metadata."""
     for key, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise ValueError(f"Expected arrays of floats. Received: {key!r} of dtype {array.dtype}")
     arrays = {key: np.asarray(array, order="C") for key, array in arrays.items()}
-    # PyTorch code refuses a file without "format".
+    # transformers refuses a file without "format".
     metadata = {"format": "pt", FACTS: json.dumps(facts)}
     with replacing(path) as temporary:
         try:

@@ -176,7 +176,7 @@ def test_own_activation_function_must_be_passed_again(tmp_path):
     model = randomize(build(activation=of_ones_own))
     keras_vit.save_weights(model, tmp_path / "model.npz", allow="activation")
     keras_vit.load_weights(build(activation=of_ones_own), tmp_path / "model.npz", allow="activation")
-    check_refused("(?s)Pass activation= .*a function defined by its user", tmp_path / "model.npz")
+    check_refused("(?s)Pass activation= .*a function defined by the user", tmp_path / "model.npz")
     assert keras_vit.from_pretrained(tmp_path / "model.npz", activation=of_ones_own).config.activation is of_ones_own
 
 

@@ -8,9 +8,10 @@ import zipfile
 
 from keras_vit.weights.read.file import refuse, refusing_damage
 
-# An archive may expand to FACTOR x its size + SPARE bytes. Trained arrays compress to about half of their size.
+# An archive may expand to FACTOR x its size + SPARE bytes. Real weights expand to about twice their compressed size.
 FACTOR, SPARE = 5, 16_000_000
-# A pickle can need 225 bytes of memory for each of its bytes. It has about 200 bytes for each tensor.
+# A pickle may have 1 / PICKLE_SHARE of the file's size + PICKLE_SPARE bytes. Reading it can take 225 times its size in
+# memory. The pickle of a real file has about 200 bytes for each tensor.
 PICKLE_SHARE, PICKLE_SPARE = 16, 256_000
 # torch allows these functions in pickles, but each call of them can double the size of the result.
 _GROWING = ("bytearray", "encode")
@@ -18,7 +19,7 @@ _GROWING = ("bytearray", "encode")
 
 @contextlib.contextmanager
 def open_archive(path):
-    """Yields a zipfile.ZipFile whose members fit into the file and do not expand too much; errors name the file."""
+    """Opens a zip archive as a zipfile.ZipFile. Raises an error if its members overlap or expand to too many bytes."""
     with refusing_damage(path), zipfile.ZipFile(path) as archive:
         size, members = os.path.getsize(path), archive.infolist()
         packed, expanded = (sum(getattr(info, name) for info in members) for name in ("compress_size", "file_size"))
@@ -30,13 +31,13 @@ def open_archive(path):
 
 
 def check_pickles(path, file, count=1):
-    """Raises if the next `count` pickles in an open file could need far more memory than the file has bytes."""
+    """Raises an error if reading the next `count` pickles of an open file could take far more memory than its size."""
     most = os.path.getsize(path) // PICKLE_SHARE + PICKLE_SPARE
     file = io.BytesIO(file.read(most))
     with refusing_damage(path, f"its pickles do not end within {most} bytes, or are damaged"):
         for _ in range(count):
             for opcode, value, place in pickletools.genops(file):
-                # Valid pickles count memo indices from 0. A large index alone would make the memo as long.
+                # Valid pickles number their memo entries from 0. A damaged index could make the memo of any length.
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
                     raise refuse(path, f"its pickle has the memo index {value} at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:

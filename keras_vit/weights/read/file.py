@@ -17,7 +17,7 @@ from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import describe_path
 from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
-# A file without a checksum is refused if it has a larger absolute weight. The largest weight of ViT-B/16 is 3.6.
+# If a file has no checksum and contains a number above LARGEST, it is refused. The largest weight of ViT-B/16 is 3.6.
 LARGEST = 1e4
 # The largest size of a text file in bytes. An index of 100,000 arrays has 10 MB.
 _LARGEST_TEXT = 16_000_000
@@ -26,14 +26,14 @@ _AGAIN = "download or copy it again"
 
 
 class Entry(NamedTuple):
-    """The shape and dtype of an array, known before its data is read."""
+    """The shape and dtype of an array, from the file's header."""
 
     shape: tuple
     dtype: object
 
 
 class WeightsFile:
-    """A weights file or folder. `__init__` reads `entries` and `facts` (metadata); `read` reads one array at a time."""
+    """A weights file or folder. `__init__` reads only `entries`, {key: `Entry`}, and `facts`, a dict of metadata."""
 
     # "npz", "safetensors", "pth", "h5", "tensorflow", "huggingface" or "timm".
     container = None
@@ -46,7 +46,7 @@ class WeightsFile:
         self.facts = {}
 
     def read(self, keys):
-        """Yields (key, float32 array) in order; raises ValueError for damage, NaN or infinity, KeyError if missing."""
+        """Yields (key, float32 array) for `keys`. Raises KeyError for a missing key, ValueError for damage or NaN."""
         keys = list(keys)
         megabytes = {key: 4e-6 * math.prod(self.entries[key].shape) for key in keys if key in self.entries}
         progress = Progress(sum(megabytes.values()), "MB", "MB", title=f"Reading {self.path}")
@@ -82,12 +82,12 @@ class RefusedError(ValueError):
 
 
 def refuse(path, what):
-    """Returns the error for a file that cannot be read."""
+    """Returns the error for a file that cannot be read, for the reason `what`."""
     return RefusedError(f"Cannot read weights from {os.fsdecode(path)!r}: {what}.")
 
 
 def imported(path, package, name):
-    """Imports the package that reads a file. The error contains the package's usual name, `name`."""
+    """Imports the package that reads the file `path`. Error messages call the package by its usual name, `name`."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -99,12 +99,12 @@ def imported(path, package, name):
 
 @contextlib.contextmanager
 def refusing_damage(path, what=None, also=()):
-    """Converts errors to a RefusedError, but errors of memory, permissions or disk only if they are in `also`."""
+    """Converts errors in a `with` block to a RefusedError, but errors of memory or disk only if in `also`."""
     try:
         yield
     except RefusedError:
         raise
-    # If contents are damaged, libraries raise errors of any class, without an errno. A damaged offset gives EINVAL.
+    # For damaged contents, libraries raise errors of any class without an errno. A damaged offset gives errno EINVAL.
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):
@@ -114,7 +114,7 @@ def refusing_damage(path, what=None, also=()):
 
 
 def checked(path):
-    """Returns the path of a file; raises if it is not a regular file, or does not match its known hash."""
+    """Returns the path of a file. Raises an error if it is not a regular file, or its hash is not the known hash."""
     path = os.fsdecode(path)
     if not os.path.exists(path):
         published = ". To load the published checkpoint of this name, use `from_pretrained`" if path in ROWS else ""
@@ -140,8 +140,8 @@ def known_digits(path):
 
 
 def _blob_of_hub(path):
-    """Returns the hash of a file in Hugging Face's cache, which is its name in blobs/: a SHA-256 or a Git hash."""
-    # The file is a link to its blob, and the blob may be a link to a file of another name.
+    """Returns the SHA-256 or Git hash of a file in Hugging Face's cache. The hash is the file's name in blobs/."""
+    # The file in the cache is a link to its blob, and the blob may be a link to a file with another name.
     while True:
         folder, blob = os.path.split(path)
         if os.path.basename(folder) == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob):
@@ -152,7 +152,7 @@ def _blob_of_hub(path):
 
 
 def check_is_no_stand_in(path):
-    """Raises if a file is a Git LFS pointer, or a web page that a server sent instead of the file."""
+    """Raises an error if a file is a Git LFS pointer, or a web page that a server sent instead of the file."""
     with open(path, "rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -189,7 +189,7 @@ def update_digest(file, digest):
 
 
 def check_sha256(path, expected):
-    """Raises if the SHA-256 of a file is not `expected`, 64 hexadecimal digits in any case."""
+    """Raises an error if the SHA-256 of a file is not `expected`, 64 hexadecimal digits in upper or lower case."""
     if not isinstance(expected, str) or not re.fullmatch(_DIGEST, expected):
         raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
@@ -210,7 +210,7 @@ def _git_hash(path):
 
 
 def digest_in(sidecar, name):
-    """Returns the SHA-256 for `name` in a file that `sha256sum` wrote, or None if there is no such file."""
+    """Returns the SHA-256 of `name` from `sidecar`, a file that `sha256sum` wrote, or None if it does not exist."""
     if not os.path.exists(sidecar):
         return None
     if not os.path.isfile(sidecar):

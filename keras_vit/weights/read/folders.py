@@ -35,7 +35,7 @@ class ShardedFile(WeightsFile):
         if not (isinstance(found, dict) and found):
             raise refuse(self.path, "it is not an index of weights (it has no weight_map)")
         for key, name in found.items():
-            # PureWindowsPath recognises both kinds of slashes, and drives.
+            # Accept only plain file names. PureWindowsPath recognizes "/", "\\" and drives on every system.
             if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
                 raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file beside it")
         return found
@@ -63,7 +63,7 @@ WEIGHTS = {
 }
 
 
-# Remedies at the end of error messages.
+# Error messages end with these remedies.
 WHOLE_MODEL = "with keras_vit.from_pretrained or keras.saving.load_model"
 _NO_CONFIG = "to read weights without a config.json, pass the path of the weights file"
 
@@ -85,16 +85,16 @@ class HuggingFaceFolder(WeightsFile):
         self.container = "timm" if "architecture" in config else "huggingface"
         self._weights = self._open_weights()
         self.entries = self._weights.entries
-        # Older timm versions wrote these settings at the top level.
+        # Older timm versions wrote the settings of pretrained_cfg at the top level of config.json.
         timm = config.get("pretrained_cfg", config) if self.container == "timm" else None
         if not isinstance(timm, dict | None):
             raise refuse(self.path, f"its config.json has {timm!r} as pretrained_cfg, expected an object")
         self.facts = {**self._weights.facts, "config": config, "preprocessor": self._preprocessor(), "timm": timm}
-        # In folders that keras_vit wrote, the weights file also contains all settings.
+        # If keras_vit wrote the folder, the weights file also contains all settings, so config.json needs no checksum.
         self.verified = self._weights.verified and (self.verified or FACTS in self.facts)
 
     def _preprocessor(self):
-        """Returns the settings of the image processor. Like transformers, prefers processor_config.json."""
+        """Returns the settings of the image processor, from processor_config.json first, as transformers does."""
         processor = self._json("processor_config.json")
         inner = processor.get("image_processor") if isinstance(processor, dict) else None
         return inner if isinstance(inner, dict) else self._json("preprocessor_config.json")

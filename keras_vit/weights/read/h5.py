@@ -7,16 +7,16 @@ import ml_dtypes
 
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# Layers in every EfficientNet of keras.applications. Its older files are recognized by them.
+# Every EfficientNet of keras.applications has these layers. A file of Keras 2 with these layers is accepted.
 _FLAT = {"stem_conv", "block1a_dwconv"}
 # Keys without weights: states of optimizers and random generators, and image counts of Normalization layers.
 _NO_ARRAYS = r"^optimizer/|(^|/)seed_generator(_\d+)?/|(^|/)normalization(_\d+)?/(vars/2|.*count(:0)?)$"
-# Limits for damaged files. Keras writes two levels for each nested layer, and a few arrays for each layer.
+# The largest nesting depth, length of a name and number of names in an attribute. A file beyond them is damaged.
 _DEEPEST, _LONGEST, _MOST_NAMES = 100, 2_000, 50
 
 
 class H5File(WeightsFile):
-    """A .weights.h5 file of Keras 3, keyed by layer names and variable number: "block_00/attention/qkv/0"."""
+    """A .weights.h5 file of Keras 3. Its keys are layer names and a variable's number: "block_00/attention/qkv/0"."""
 
     # The format has no checksums, and some damage makes HDF5 itself hang or crash.
     container = "h5"
@@ -58,7 +58,7 @@ class H5File(WeightsFile):
 
     def _links(self, file):
         links = []
-        # HDF5 stops if the function returns anything but None. If the function raised, HDF5 would hide the error.
+        # HDF5 stops when the function returns a value, here the name of a bad link. It would hide a raised error.
         bad = file.visititems_links(lambda name, link: name if _is_long(name) else links.append((name, link)))
         if bad is not None:
             raise self._long_name(bad)
@@ -78,7 +78,7 @@ class H5File(WeightsFile):
             raise refuse(self.path, f"{name!r} is no array")
         *layers, group, number = f"/{name}".split("/")
         if name not in older if older is not None else group != "vars":
-            raise refuse(self.path, f"{name!r} is where Keras keeps no arrays")
+            raise refuse(self.path, f"{name!r} is in a place where Keras writes no arrays")
         key = "/".join((*self._names(item.file, layers[1:]), number)) if older is None else older[name]
         dtype, shape = item.dtype, item.shape
         if self._attribute(item, "dtype", None) == "bfloat16" and dtype == "V2":
@@ -103,13 +103,13 @@ class H5File(WeightsFile):
         return refuse(self.path, f"{name[:40]!r}... is a long name, or nested more than {_DEEPEST} deep")
 
     def _attribute(self, item, name, default):
-        """Returns an attribute, or raises if it has too many parts: all of them could refer to the same long text."""
+        """Returns an attribute. Raises an error if it has too many elements, which could all refer to one long text."""
         if name in item.attrs and math.prod(item.attrs.get_id(name).shape) > _MOST_NAMES:
             raise refuse(self.path, f"the attribute {name!r} of {item.name!r} has more than {_MOST_NAMES} parts")
         return item.attrs.get(name, default)
 
     def _names(self, file, folders):
-        """Yields the names of the layers that contain an array. Leaves out the model's name, which may be any."""
+        """Yields the names of the layers that contain an array, without the model's name, which can be any name."""
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:

@@ -19,7 +19,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class NpzFile(WeightsFile):
-    """An .npz archive of float arrays. If its comment is a JSON object, `facts` contains it."""
+    """An .npz archive of float arrays. If the zip comment is a JSON object, it is the metadata `facts`."""
 
     container = "npz"
 
@@ -40,13 +40,13 @@ class NpzFile(WeightsFile):
         self.facts = self._facts()
 
     def _check_end(self, count):
-        """Raises for damage that zipfile accepts: a truncated comment or directory, or trailing bytes."""
+        """Raises an error for damage that zipfile accepts: a truncated comment or directory, or trailing bytes."""
         with open(self.path, "rb") as file:
             file.seek(-22 - len(self.comment), 2)
             record = file.read(22)
         if record[:4] != b"PK\x05\x06" or int.from_bytes(record[20:], "little") != len(self.comment):
             raise refuse(self.path, "it is truncated or damaged (the file does not end with its last record)")
-        # Compare the number of members, because a damaged length in the archive's directory hides all later members.
+        # Compare the number of members. If a length in the archive's directory is damaged, zipfile misses members.
         said = int.from_bytes(record[10:12], "little")
         if count != said:
             raise refuse(self.path, f"it is truncated or damaged (it lists {count} of {said} members)")
@@ -78,7 +78,7 @@ class NpzFile(WeightsFile):
         try:
             found = json.loads(self.comment)
         except (ValueError, RecursionError):
-            # Comments of other code may contain anything.
+            # A comment that other code wrote may contain anything.
             if b"keras_vit" in self.comment:
                 raise refuse(self.path, "its comment is damaged") from None
             return {}

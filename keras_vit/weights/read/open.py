@@ -16,7 +16,7 @@ _TORCH = (0x1950A86A20F9469CFC6C).to_bytes(10, "little")
 
 
 def open_checkpoint(path):
-    """Opens a checkpoint of any supported format as a WeightsFile; checks its hash if one is known."""
+    """Opens a checkpoint of any supported format as a `WeightsFile`. If its hash is known, checks it first."""
     if os.path.isdir(path):
         index = None if os.path.exists(os.path.join(path, "config.json")) else index_in(path)
         return HuggingFaceFolder(path) if index is None else TensorFlowCheckpoint(index)
@@ -33,7 +33,7 @@ def _reader(path, head):
         return H5File
     if _TORCH in head:
         return PthFile
-    # A .safetensors file begins with the length of its header in 8 bytes, the last of which is 0. Text has no 0.
+    # A .safetensors file begins with 8 bytes, the length of its header, the last of which is 0. Text files have no 0.
     if head[7:9] == b"\0{":
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):

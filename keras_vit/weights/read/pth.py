@@ -11,7 +11,7 @@ import numpy as np
 from keras_vit.weights.read.bounds import check_pickles, open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 
-# Keys of state dicts in order of preference: averages first, as in timm, teachers and target encoders before students.
+# A file may contain state dicts under these keys. As in timm, averages are preferred, and teachers before students.
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
 _WRAPPERS = (
     *_AVERAGES,
@@ -21,7 +21,7 @@ _WRAPPERS = (
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors: the file or its key `facts["wrapper"]`. Keys `facts["others"]` are not read."""
+    """A state dict of float tensors, perhaps under the key `facts["wrapper"]`. `facts["others"]` are not read."""
 
     container = "pth"
 
@@ -49,13 +49,13 @@ class PthFile(WeightsFile):
         if zipped:
             self._check_archive()
             self.verified = True
-        # Many files contain the options of a training run in a Namespace, which only has names and values, no code.
+        # Many files contain the options of a training run in an argparse.Namespace, which contains no code.
         torch.serialization.add_safe_globals([argparse.Namespace])
         with refusing_damage(self.path):
             try:
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
             except pickle.UnpicklingError as error:
-                # Leave out torch's long advice on how to load the file anyway.
+                # Keep only the first reason of torch's message, without its advice on how to load the file anyway.
                 found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
                 said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
                 raise refuse(
@@ -65,7 +65,7 @@ class PthFile(WeightsFile):
                 ) from error
 
     def _check_archive(self):
-        """Checks what torch does not check: checksums, pickles, and that the archive contains no program."""
+        """Raises an error for a wrong checksum, a pickle that needs too much memory, or a TorchScript program."""
         with open_archive(self.path) as archive:
             damaged = archive.testzip()
             if damaged is not None:
@@ -89,11 +89,11 @@ class PthFile(WeightsFile):
 
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
             raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor with a string as key")
-        # Integers, such as the numbers of positions in CLIP's files, are listed but never read.
+        # Arrays of integers, such as the position numbers in CLIP's files, get an entry but are never read.
         number = tensor.is_floating_point() or tensor.dtype == torch.int64
         if not number or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
-        # With damaged strides, a tensor can have far more elements than the file has bytes.
+        # If a tensor's strides are damaged, it can have far more elements than the file has bytes.
         held = tensor.untyped_storage().nbytes()
         if not tensor.numel() * tensor.element_size() <= held <= os.path.getsize(self.path):
             raise refuse(self.path, f"{key!r} of shape {tuple(tensor.shape)} is larger than its data")
@@ -112,7 +112,7 @@ class PthFile(WeightsFile):
 
 
 def _average(found):
-    """Returns the state dict of a moving average, `found` or `found["module"]`; None if there is none."""
+    """Returns a state dict from the value `found` under an averages key: `found` or `found["module"]`, or None."""
     import torch
 
     if isinstance(found, dict) and isinstance(found.get("module"), dict):

@@ -15,7 +15,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 class SafetensorsFile(WeightsFile):
-    """A .safetensors file of float arrays. `facts` is its metadata, with "keras_vit" parsed from JSON."""
+    """A .safetensors file of float arrays. `facts` is its metadata, in which the JSON of "keras_vit" is parsed."""
 
     container = "safetensors"
 
@@ -28,10 +28,10 @@ class SafetensorsFile(WeightsFile):
         if not self.entries:
             raise refuse(self.path, "it holds no arrays")
         for key, entry in self.entries.items():
-            # Integers, such as the numbers of positions in CLIP's files, are listed but never read.
+            # Arrays of integers, such as the position numbers in CLIP's files, get an entry but are never read.
             if entry.dtype not in (*_FLOATS, "I64"):
                 raise self._no_float(key)
-        # Files of this package have both keys. If one is missing, the file is damaged.
+        # Files that keras_vit wrote have both keys. If only one of the keys is there, the file is damaged.
         if DIGEST in self.facts or FACTS in self.facts:
             with refusing_damage(self.path, "its header is damaged"):
                 found, said = contents_digest(self.path), self.facts.pop(DIGEST)
@@ -47,7 +47,7 @@ class SafetensorsFile(WeightsFile):
     def _read(self, _, key):
         if self.entries[key].dtype not in _FLOATS:
             raise self._no_float(key)
-        # Open the file again for each array, because everything read from an open file stays in memory.
+        # Open the file again for each array, because safetensors keeps all arrays of an open file in memory.
         with safe_open(self.path, framework="numpy") as file:
             return file.get_tensor(key)
 

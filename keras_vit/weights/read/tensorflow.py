@@ -8,7 +8,7 @@ from keras_vit.weights.read.file import Entry, WeightsFile, checked, imported, r
 
 # The suffix of the moving average of a variable. The published weights are moving averages.
 AVERAGE = "ExponentialMovingAverage"
-# Names of the optimizer's variables for a weight.
+# An optimizer's variables for a weight have these names.
 _SLOTS = r"RMSProp(_\d+)?|Momentum|Adam(_\d+)?|Adagrad"
 # The last bytes of an index.
 _MAGIC = bytes.fromhex("57fb808b247547db")
@@ -32,7 +32,7 @@ def index_in(folder):
 
 
 class TensorFlowCheckpoint(WeightsFile):
-    """A checkpoint, given the path of its .index or a .data file. Reads a variable's moving average if it has one."""
+    """A checkpoint of TensorFlow 1. `path` is its .index or .data file. Moving averages replace their variables."""
 
     container = "tensorflow"
 

@@ -14,10 +14,10 @@ RICH = {"num_registers": 2, "layer_scale_init": 0.1, "pooling": "map", "represen
 OTHER_LAYOUTS = [
     ({"layers/dense/vars/2": np.ones(2, "int32")}, "'head/2' is of dtype int32"),
     ({"layers/dense/vars/2": "text"}, "'head/2' is of dtype object"),
-    ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "keeps no arrays"),
+    ({"layers/dense/vars/2/deeper": np.ones(2, "f4")}, "writes no arrays"),
     ({"layers/dense/vars/2": h5py.Empty("f4")}, "of shape None"),
-    ({"layers/dense/kernel": np.ones(2, "f4")}, "keeps no arrays"),
-    ({"vars": np.ones(2, "f4")}, "keeps no arrays"),
+    ({"layers/dense/kernel": np.ones(2, "f4")}, "writes no arrays"),
+    ({"vars": np.ones(2, "f4")}, "writes no arrays"),
     ({"layers/dense/vars/2": np.full(2, np.nan, "f4")}, "'head/2' holds 2 NaN"),
     ({"layers/head/vars/1": np.ones(2, "f4")}, "holds 'head/1' twice"),
     ({"model_weights/dense/kernel": np.ones(2, "f4")}, "layout of Keras 2"),
