@@ -7,13 +7,13 @@ from keras_vit.data.keras_layers import mixes
 from keras_vit.data.operations import OFFICIAL, TIMM
 from keras_vit.data.source import tf
 
-# {set of RandAugment operations: its largest magnitude}.
+# {set of RandAugment operations: the largest magnitude of its operations}.
 STRONGEST = {"official": 30, "timm": 10}
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The augmentation of images and labels, without crop and flip.
+    """Settings of the augmentation of images and labels, except for the crop and the flip.
 
     `POLICIES` contains the policies of the AugReg paper ("none", "light1", "light2", "medium1", "medium2", "strong1",
     "strong2"), "deit" and "coatnet".
@@ -23,8 +23,8 @@ class Policy:
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
         erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normalized noise.
-        repeats: Integer, the number of copies of each image, which are adjacent in the batch and augmented differently.
-            An epoch then contains only `1 / repeats` of the images, as in DeiT.
+        repeats: Integer, how often each image is repeated. The copies are adjacent in the batch and augmented
+            differently. An epoch then contains only `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
         operations: "official": the 16 operations of big_vision, as in AugReg. "timm": the 15 operations of timm's
             "rand-...-inc1", as in DeiT; each is skipped with probability 0.5.
@@ -81,7 +81,7 @@ POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """The contents of `augment` in `pipeline`: a policy, layers for single images, and layers that mix images."""
+    """The argument `augment` of `pipeline` in parts: a policy, layers for single images, and layers that mix images."""
 
     policy: Policy = POLICIES["none"]
     layers: tuple[keras.layers.Layer, ...] = ()
@@ -110,7 +110,7 @@ def augmentation(value):
 
 
 class RandAugment:
-    """Applies random operations to an image, as big_vision or timm does. The seed determines the operations.
+    """Applies random operations to an image, as in big_vision or timm. The seed determines the operations.
 
     Args:
         num_operations: Integer, operations per image.
@@ -133,7 +133,7 @@ class RandAugment:
         # timm applies each operation with probability 0.5.
         table, self.share, self.rounding = {"official": (OFFICIAL, 1.0, 0.0), "timm": (TIMM, 0.5, 0.5)}[operations]
         self.operations, self.strongest = list(table.values()), STRONGEST[operations]
-        # This function is traced once for all operations of an image.
+        # TensorFlow traces this function only once, and not again for each operation of an image.
         self._one = tf.function(self._apply, autograph=False, experimental_attributes={"_noinline": True})
 
     def __call__(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
@@ -149,5 +149,5 @@ class RandAugment:
         return tf.cast(x, "float32")
 
     def _apply(self, kind, *arguments):
-        # An index beyond the last operation returns the image unchanged.
+        # If the index is beyond the last operation, the image stays unchanged.
         return tf.switch_case(kind, [lambda f=f: f(*arguments) for f in self.operations], lambda: arguments[0])

@@ -12,8 +12,8 @@ from keras_vit.data.source import logger, tf
 class BrokenImages(dict):
     """The images that a dataset skipped because they cannot be decoded: a dict from file name to error.
 
-    Reading a batch adds the batch's broken images to the dict. At the end of each epoch, the logger `keras_vit.data`
-    lists the epoch's broken images in a warning; `repr` shows the last warning. `pipeline` creates this dict.
+    `pipeline` creates this dict, and each batch that is read adds its broken images to it. At the end of an epoch, the
+    logger `keras_vit.data` lists the broken images of this epoch in a warning. `repr` shows the last warning.
     """
 
     def __init__(self, load, num_images: int, repeats: int = 1):
@@ -22,7 +22,7 @@ class BrokenImages(dict):
         self._waiting, self._summary = {}, "no broken images so far"
 
     def note(self, indices, names, images, done):
-        """Records the broken images of a batch, and warns of images with an index below `done` (ended epochs)."""
+        """Records the broken images of a batch. Warns of images with an index below `done`, whose epoch has ended."""
         for index, name, image in zip(indices, map(os.fsdecode, names), images, strict=True):
             if name not in self:
                 self[name] = _reason(self._load, {"name": name, "image": image}) or "decoding failed only once"
@@ -44,7 +44,7 @@ class BrokenImages(dict):
 
 
 def first_readable(records, load):
-    """Returns the first record that `load` can read; raises a ValueError if there is none."""
+    """Returns the first record that the function `load` can read. Raises a ValueError if there is none."""
     reasons = []
     for record in records:
         reason = _reason(load, record)
@@ -69,13 +69,18 @@ def _reason(load, record):
 def replace_broken(
     data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
-    """Makes one batch from each `batch_size` records of `data`, a dataset of (index, record).
+    """Returns a dataset of batches (first index, images, labels, (indices, names, encoded images) of broken records).
 
-    Broken images are left out, or, if `full`, replaced by other images of the batch. If also `weighted`, the last item
-    of the labels is a weight: readable images keep their places, and replaced images get the weight 0. If `whole`, a
-    last batch that is not full is dropped. The record `sound` makes a batch of one image if all images are broken.
-    `shard`, (index, number of shards), selects the rows of each batch to make. Returns a dataset of (first index,
-    images, labels, (indices, names, encoded images) of the broken records).
+    Args:
+        data: Dataset of (index, record).
+        decode, prepare: Functions of (index, record), and of (index, image, labels). Only `decode` may fail.
+        sound: A record that can be decoded. It makes a batch of one image if all images of a batch are broken.
+        batch_size, parallel: Integers, records per batch, and threads.
+        shard: (index, number of shards), selects the part of each batch that this process makes.
+        full: Bool. True replaces broken images by other images of the batch; False leaves them out.
+        weighted: Bool. If True with `full`, the labels end with a weight. Readable images keep their places, and the
+            replaced images get the weight 0.
+        whole: Bool, drop the last batch if it has fewer records.
     """
     size = batch_size // shard[1]
 

@@ -21,7 +21,7 @@ from keras_vit.images.files import (
 )
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
-# {image size: resize size} of the ViT paper for "finetune". For other sizes the ratio is 8/7, as usual (256 for 224).
+# {image size: size before the random crop} of the ViT paper's fine-tuning. For other sizes the ratio is 8/7.
 RESIZE = {384: 448, 480: 512}
 
 
@@ -42,9 +42,9 @@ class Crop:
         channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must match.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
-        preprocessing: A `keras_vit.Preprocessing`. Random crops take only its `interpolation` and `antialias`.
-        max_pixels: Integer, the largest height x width of an image; height x width x scans of a JPEG is at most
-            16 times as large.
+        preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
+        max_pixels: Integer, the largest height x width of an image. For a JPEG, height x width x number of scans may
+            be 16 times as large.
         arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
 
     Call arguments:
@@ -91,7 +91,7 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes an image (for "pretrain", only the crop) to uint8, or float32 with `arrays`; raises if broken."""
+        """Decodes an image, or only the crop for "pretrain", to uint8 (float32 with `arrays`). Fails if broken."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -105,11 +105,11 @@ class Crop:
         return tf.cond(is_array, array, lambda: tf.cast(self._picture(encoded, seed), "float32"))
 
     def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Flips, resizes and crops the result of `decode`; the seed must be the seed that `decode` received."""
+        """Flips, resizes and crops the result of `decode`. Pass the same seed as to `decode`."""
         seed = tf.cast(seed, "int64")
         image = tf.ensure_shape(image, (None, None, self.channels))
         if self.flip:
-            # Flip before resizing, because uint8 takes a quarter of the memory. `tf.image` would also check shapes.
+            # Flip before resizing, because uint8 takes a quarter of the memory of float32.
             mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
             image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
         if self.kind == "eval":
@@ -119,7 +119,7 @@ class Crop:
             size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
         image = tf.cast(tf.image.resize(image, size, interpolation, antialias=self.preprocessing.antialias), "float32")
         if interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
-            # With these filters, pixels can be outside 0..255.
+            # After resizing with these filters, pixels can be outside 0..255.
             image = tf.clip_by_value(image, 0.0, 255.0)
         if self.kind == "pad":
             image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
@@ -146,7 +146,7 @@ class Crop:
                     # Exported models use this decoder too. Its pixels are nearly the same as Pillow's.
                     return decode_jpeg(encoded, self.channels)
                 window = self._window(size, seed)
-                # Decode a truncated JPEG whole, because that always fails. Decoding only a crop of it may not fail.
+                # Decode the whole of a truncated JPEG, which always fails, because decoding a crop of it may not fail.
                 image = tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
                     lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),
@@ -172,14 +172,14 @@ class Crop:
         return array.astype("float32")
 
     def _in_python(self, function, encoded, dtype):
-        # numpy_function passes bytes in a graph, and an array of them in eager mode.
+        # In a graph, numpy_function passes bytes to the function. In eager mode, it passes an array of bytes.
         call = tf.numpy_function(
             lambda data: function(data if isinstance(data, bytes) else data.item()), [encoded], dtype
         )
         return tf.ensure_shape(call, (None, None, self.channels))
 
     def _checked_size(self, header, encoded):
-        """Returns the (height, width) in an image's header; fails if it exceeds the limits."""
+        """Returns the (height, width) in an image's `header`. Fails if the image is larger than `max_pixels` allows."""
         size, fits = header(encoded, self.max_pixels)
         limits = f"max_pixels={self.max_pixels} pixels, in at most {MAX_SCANS} scans"
         message = f"Expected an image of at most {limits}. Received"
@@ -187,7 +187,7 @@ class Crop:
             return tf.cast(tf.identity(size), "int32")
 
     def _window(self, size, seed):
-        """Returns the random window (y, x, height, width) of an image of (height, width) `size` for "pretrain"."""
+        """Returns a random crop window (y, x, height, width) for "pretrain". `size` is the image's (height, width)."""
         if self.kind != "pretrain":
             return tf.concat([[0, 0], size], 0)
         start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(

@@ -11,7 +11,7 @@ LAST = np.iinfo("int64").max
 
 
 class Epochs:
-    """Orders the records of each epoch, and counts the epochs. `root`, an integer tensor (2,), is the seed."""
+    """Orders the records of each epoch, and counts the epochs. `root` is the seed, an integer tensor (2,)."""
 
     def __init__(
         self, records, num_images, root, *, shuffle_buffer, repeats, batch_size, skip_batches, repeat, drop_remainder
@@ -30,19 +30,19 @@ class Epochs:
                 raise ValueError(f"Expected `batch_size` <= {self.size} with `drop_remainder`. Received: {batch_size}")
             self.first, batch = divmod(skip_batches, self.num_batches)
             self.start = batch * batch_size
-        # This is a separate object, because TensorFlow never frees the functions below and the objects they refer to.
+        # TensorFlow never frees the Python functions below, so they refer to this small object instead of `self`.
         self._next = SimpleNamespace(number=self.first)
 
     def set(self, number: int) -> None:
-        """Sets the epoch of the next iteration, an integer from 0."""
+        """Sets the number of the epoch that the next iteration returns, an integer from 0."""
         self._next.number = arguments.non_negative_int("number", number)
 
     def parts(self):
-        """Returns a dataset of (epoch, begin, end): the ranges of images that one iteration reads."""
+        """Returns a dataset of (epoch, begin, end), the ranges of images that one iteration over the data reads."""
         if self._repeat:
             numbers = tf.data.Dataset.range(self.first, LAST)
             return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
-        # An iteration goes from a position in one epoch to the same position in the next epoch.
+        # If `skip_batches` starts within an epoch, an iteration ends at the same position of the next epoch.
         parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
         parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
         upcoming = self._next
@@ -54,23 +54,24 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def row_weight(self, num_batches):
-        """Returns the weight of each image if padding has the weight 0 and the mean weight of all rows is to be 1."""
+        """Returns the weight of each image for which the mean weight of all rows is 1, padding (weight 0) included."""
         rows = num_batches * self._batch_size
         padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
         return rows / (rows - padding)
 
     def stream(self, epoch, begin, end, filler=None):
-        """Returns a dataset of (index over all epochs, record) for the range `begin` to `end` of an epoch.
+        """Returns a dataset of (index, record) for the images `begin` to `end` of an epoch.
 
-        The record `filler`, if given, fills the last batch. Each copy has the index -1 minus the last image's index.
+        The index counts the images of all epochs. Copies of the record `filler`, if given, fill the last batch, and
+        have the index -1 - (index of the last image).
         """
         data = self._records
         if self._shuffle_buffer is not None:
-            # Remove the program's global seed, which would influence the order.
+            # Remove the user's global TensorFlow seed, which would change the order.
             tf.compat.v1.get_default_graph().seed = None
             seed = tf.random.stateless_uniform((), tf.random.fold_in(self._root, epoch), None, None, "int64")
             data = data.shuffle(self._shuffle_buffer, seed, reshuffle_each_iteration=False)
-        # Call `take` only if necessary, because a cache is complete only after its end was reached.
+        # Call `take` only if necessary, because it stops before the end of the records, and a cache needs the end.
         if self.num_distinct != self._num_images:
             data = data.take(self.num_distinct)
         if self._repeats > 1:
@@ -83,7 +84,7 @@ class Epochs:
         return data
 
     def with_epoch_end(self, data, broken, num_batches):
-        """Returns the batches of `data`, whose elements are (index, broken images, batch). Counts finished epochs."""
+        """Returns a dataset of the batches in `data`, which has elements (index, broken, batch), and counts epochs."""
         upcoming = self._next
 
         def end(number):
@@ -96,14 +97,14 @@ class Epochs:
             count, met = state
             index, missing, batch = batch
             count, met = count + 1, met | (tf.size(missing[0]) > 0)
-            # All epochs below this index have ended.
+            # The epochs of all images below this index have ended.
             done = (index + self._batch_size) // self.size * self.size if self._repeat else tf.zeros((), "int64")
             done = done if num_batches == math.inf else tf.where(count == num_batches, LAST, done)
             note = functools.partial(tf.numpy_function, broken.note, [*missing, done], "bool")
-            # Python is called only if this iteration has met broken images.
+            # Call Python only if this iteration has met broken images, because the call is slow.
             calls = [tf.cond(met, note, lambda: False)]
             if not self._repeat:
-                # Count the epoch in which the iteration began: its last images may be from the next epoch.
+                # Count the epoch in which the iteration began, because its last images may be from the next epoch.
                 index = tf.maximum(index, -1 - index)
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 ended = functools.partial(tf.numpy_function, end, [epoch], "bool")

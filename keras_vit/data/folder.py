@@ -13,7 +13,7 @@ from keras_vit.data.source import file_source, logger, tf
 from keras_vit.files import describe_path, replacing
 from keras_vit.images.files import read_pixels
 
-# Folder names of a dataset that is already split.
+# Names of subfolders that mean that a folder is already split into training and test images.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 CLUTTER = ("thumbs.db", "desktop.ini")
@@ -36,7 +36,7 @@ def from_directory(
         path: The folder. With `labels="none"` it needs no class folders: all images in it are read in the order of
             their names, for prediction.
         class_names: The classes in label order; None: all subfolders, sorted by name. Pass the names of the training
-            data for validation. A name without a folder keeps its label, if all folders are in `class_names`.
+            data for validation. If all folders are in `class_names`, a class may have no folder; it keeps its label.
         validation_split: Float in (0, 1), the share of each class held out for validation, at least one image; None
             uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
@@ -66,7 +66,7 @@ def from_directory(
 
 
 def read_folder(path, *, class_names=None, validation_split=None, subset="training", seed=0, may_lack=False, **options):
-    """Implements `from_directory`; with `may_lack`, a class may have no images and keeps its label."""
+    """Implements `from_directory`. With `may_lack`, classes may have no images; the other labels stay the same."""
     path = Path(arguments.path("path", path))
     if not path.is_dir():
         expected = "`path` to be a folder with one subfolder for each class"
@@ -133,13 +133,13 @@ def _class_folders(path, class_names, may_lack):
 
 
 def image_files_in(folder):
-    """Returns all files below a folder, sorted, without hidden files and files that Windows adds."""
+    """Returns all files in a folder and its subfolders, sorted, without hidden files and files that Windows adds."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
     return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
 def held_out(labels, names, share, seed):
-    """Returns a bool per image, True if it is in the held-out `share` of its class (None: no image is held out)."""
+    """Returns a bool for each image: True if it belongs to the random `share` of its class that is for validation."""
     rng, held = np.random.default_rng(arguments.non_negative_int("seed", seed)), np.zeros(len(labels), bool)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
     for name, places in zip(names, by_class, strict=True) if share else ():
@@ -156,8 +156,8 @@ def resize_folder(
     """Writes a copy of a folder of images with fewer pixels, which takes less time to decode in each epoch.
 
     The copy has the same subfolders. Images whose shorter side is longer than `shorter_side` are reduced to it with
-    Pillow's bicubic filter and written as RGB JPEG, with ".jpg" after names of other formats. The other images are
-    copied without changes. Files that exist in `out` are kept, so that the same call continues an interrupted copy.
+    Pillow's bicubic filter and written as RGB JPEG, with ".jpg" after names of other formats. Smaller images are copied
+    without changes. Files that exist in `out` are kept, so that the same call continues an interrupted copy.
     Files that cannot be decoded are left out, and listed in a warning. Crops smaller than `image_size` are less sharp
     than crops of the originals.
 

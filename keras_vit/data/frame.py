@@ -80,7 +80,7 @@ def from_dataframe(
     missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
     expected = f"Expected image files, at paths relative to {str(base)!r}, the `directory` (--images)"
     fail(expected, lines, missing, FileNotFoundError)
-    # A fold has all classes of its table, even if it has no images of a rare class.
+    # A table from `folds` keeps the classes of the whole table, even if it has no images of a rare class.
     known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
     if label_column is None:
         labels, kind, names, count = None, None, (), 0

@@ -10,7 +10,7 @@ from keras_vit.data.source import Source, tf
 
 
 def relabelled(source: Source, labels: Any) -> Source:
-    """Returns a source of the images that have pseudo labels, with these labels. Copies of an image are adjacent.
+    """Returns a `Source` of the images that have pseudo labels, with these labels. Copies of an image are adjacent.
 
     Args:
         source: The `Source` of the images: `data.source` of the dataset from which the pseudo labels were made.
@@ -80,8 +80,8 @@ def with_pseudo_labels(
             teacher are not smoothed.
 
     Raises:
-        ValueError: If an argument is out of range, the datasets' batches are not of (images, labels), or the datasets
-            have other class names.
+        ValueError: If an argument is out of range, a batch is not (images, labels), or the class names of the two
+            datasets differ.
 
     Example:
     >>> import tensorflow as tf
@@ -166,7 +166,7 @@ def _check_parts(name, data, parts):
 
 
 def _zipped(join, *parts):
-    """Joins datasets batch by batch; `set_epoch` is passed on to all datasets that have it."""
+    """Joins datasets batch by batch with the function `join`. `set_epoch` of the result sets it for all of them."""
     data = tf.data.Dataset.zip(*parts).map(tf.autograph.experimental.do_not_convert(join))
     setters = [part.set_epoch for part in parts if hasattr(part, "set_epoch")]
     if setters:

@@ -5,14 +5,14 @@ import keras
 from keras_vit import arguments
 from keras_vit.data.source import tf
 
-# Layers that join several images of a batch, and their labels.
+# Names of layers that mix several images of a batch, and their labels.
 MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
-# Prefixes of TensorFlow's random operations that no seed tensor determines. No other operation has such a prefix.
+# The names of TensorFlow's random operations without a seed tensor begin with these words; no other names do.
 _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
 
 
 def mixes(layer):
-    """Returns True if a layer joins several images of a batch."""
+    """Returns True if a layer mixes several images of a batch."""
     return type(layer).__name__ in MIXERS
 
 
@@ -25,15 +25,15 @@ def seeded(layer, inputs):
             "labels".
 
     Raises:
-        ValueError: If the layer fails, expects other pixels than 0..255, changes the shape of its inputs, or draws
-            random numbers that no seed determines.
+        ValueError: If the layer fails, expects pixels in another range than 0..255, changes the shape of its inputs, or
+            uses random numbers that do not depend on the seed.
     """
     name = f"{type(layer).__module__.partition('.')[0]}'s {type(layer).__name__}"
     if type(layer) is keras.layers.AugMix:
         expected = "keras_cv.layers.AugMix, because keras.layers.AugMix draws its operations only once"
         raise arguments.invalid("augment", expected, name)
     try:
-        # Conditions on tensors in layers of keras-cv need AutoGraph.
+        # Layers of keras-cv use `if` with tensors, so they need AutoGraph.
         traced = tf.function(unchecked(layer, name), [inputs, tf.TensorSpec((2,), "int64")])
         concrete = traced.get_concrete_function()
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
@@ -61,7 +61,7 @@ def seeded(layer, inputs):
 
 
 def unchecked(layer, name="keras's layer"):
-    """Does the same as `seeded`, but for inputs of any shape, and without the checks, which need a separate graph."""
+    """Does the same as `seeded` for inputs of any shape, without its checks. Errors call the layer `name`."""
     draws = _Draws()
     layer = _replaced(layer, draws, name)
 
@@ -73,7 +73,7 @@ def unchecked(layer, name="keras's layer"):
 
 
 class _Draws:
-    """Derives random numbers from one seed tensor, with the methods of a tf.random.Generator."""
+    """A replacement for a tf.random.Generator, whose random numbers depend only on one seed tensor."""
 
     def restart(self, seed):
         """Sets the tensor that all later random numbers depend on."""
@@ -102,10 +102,10 @@ class _Draws:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """Takes seeds from `draws`. The state of keras.random.SeedGenerator would depend on threads and restarts."""
+    """A Keras seed generator that takes its seeds from a `_Draws`, and so does not depend on threads and restarts."""
 
     def __init__(self, draws):
-        # `super().__init__` would create the variable.
+        # Do not call `super().__init__`, which would create a variable for the state.
         self.draws = draws
 
     def next(self, ordered=True):
@@ -113,7 +113,7 @@ class _Seeds(keras.random.SeedGenerator):
 
 
 class _Factor:
-    """A sampler of keras-cv that draws from `draws`."""
+    """Wraps a factor sampler of keras-cv. Its random numbers come from `draws`, a `_Draws`."""
 
     def __init__(self, sampler, draws):
         self.sampler, self.draws = sampler, draws
@@ -127,14 +127,14 @@ class _Factor:
 
 
 def _copied(value):
-    """Returns a copy of a layer and of the layers in its config, which keras-cv does not serialize."""
+    """Returns a copy of a layer, and of the layers in its config. keras-cv cannot copy these inner layers itself."""
     if isinstance(value, keras.layers.Layer):
         return type(value).from_config({key: _copied(part) for key, part in value.get_config().items()})
     return [_copied(part) for part in value] if isinstance(value, list) else value
 
 
 def _replaced(layer, draws, name):
-    """Returns a float32 copy of a layer. The copy and the layers inside take their random numbers from `draws`."""
+    """Returns a float32 copy of a layer. The copy and its inner layers take random numbers from `draws`, a `_Draws`."""
     if type(layer).__module__.startswith("keras_cv") and type(layer).__name__ in ("MixUp", "CutMix"):
         # MixUp and CutMix of keras-cv use TensorFlow's global seed. Keras' layers with these names mix in the same way.
         options = {"dtype": "float32", "data_format": "channels_last"}

@@ -1,6 +1,6 @@
-"""RandAugment's operations on uint8 images (height, width, 3), as functions of (image, m, s, at).
+"""RandAugment's operations on uint8 images (height, width, 3). `OFFICIAL` and `TIMM` list them for (image, m, s, at).
 
-m is magnitude / 10, a float64 scalar. s is the sign, -1 or 1. at is two uniform numbers in [0, 1), a position.
+m is magnitude / 10, a float64 scalar. s is a random sign, -1 or 1. at is a position, two random numbers in [0, 1).
 
 Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, with the warps of tensorflow-addons;
 `auto_augment.py` of timm, with Pillow's operations.
@@ -18,7 +18,7 @@ def size(image):
 
 
 def blend(first, second, factor):
-    """Blends from the first image (factor 0) to the second (1), or beyond it."""
+    """Blends two images. Factor 0 gives the first image and 1 the second; a factor above 1 goes beyond the second."""
     first, second = tf.cast(first, "float32"), tf.cast(second, "float32")
     mixed = first + tf.cast(factor, "float32") * (second - first)
     return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), "uint8")
@@ -34,7 +34,7 @@ def autocontrast(image, dtype):
 
 def equalize(image):
     """Equalizes the histogram of each channel."""
-    # Count the values of all channels at once: the values of the channels start at 0, 256 and 512.
+    # Count the values of all channels at once. The numbers of the channels' values start at 0, 256 and 512.
     values = tf.cast(image, "int32") + tf.constant([0, 256, 512])
     counts = tf.reshape(tf.math.bincount(tf.reshape(values, [-1]), minlength=768, maxlength=768), (3, 256))
     most = tf.gather(counts, tf.cast(tf.reduce_max(image, (0, 1)), "int32"), batch_dims=1)
@@ -55,16 +55,16 @@ def solarize(image, threshold):
 
 
 def solarize_add(image, addition):
-    """Brightens values below 128."""
+    """Adds `addition` to values below 128."""
     added = tf.cast(tf.minimum(tf.cast(image, "int32") + addition, 255), "uint8")
     return tf.where(image < 128, added, image)
 
 
 def sharpness(image, factor, rounding):
-    """Blends from the smoothed image, whose border is not smoothed, to the image."""
+    """Blends a smoothed image (factor 0) and the image (factor 1). The border pixels are not smoothed."""
     height, width = size(image)
     pixels = tf.cast(image, "float32")
-    # Add in the order of a convolution with weights 1/13 (5/13 in the middle). A convolution takes twice as long.
+    # This sum rounds as a 3 x 3 convolution with the weights 1/13 (5/13 in the middle), but takes half of its time.
     side, middle = pixels * (tf.constant(1.0) / 13), pixels * (tf.constant(5.0) / 13)
     smooth = rounding
     for y, x in itertools.product(range(3), range(3)):
@@ -75,7 +75,7 @@ def sharpness(image, factor, rounding):
 
 
 def cutout(image, pad, at):
-    """Fills a square of side 2 * `pad` with gray, centered anywhere in the image."""
+    """Fills a square of side 2 * `pad` with gray. Its center is at the random position `at` in the image."""
     near = []
     for length, place in zip(size(image), tf.unstack(at), strict=True):
         centre, index = tf.cast(place * tf.cast(length, "float32"), "int32"), tf.range(length)
@@ -84,13 +84,13 @@ def cutout(image, pad, at):
 
 
 def official_contrast(image, factor):
-    """Blends from gray to the image. As in big_vision, the gray value is the number of pixels / 256."""
+    """Blends gray (factor 0) and the image (factor 1). As in big_vision, the gray value is number of pixels / 256."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 
 
 def official_warp(image, matrix):
-    """Sets pixel (x, y) to the pixel nearest to (ax + by + c, dx + ey + f), or to gray if that is outside the image."""
+    """Sets pixel (x, y) to the pixel nearest to (ax + by + c, dx + ey + f); `matrix` is (a, b, c, d, e, f)."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),
@@ -116,12 +116,12 @@ def luma(image):
 
 
 def timm_contrast(image, factor):
-    """Blends from the mean gray to the image."""
+    """Blends the image's mean gray value (factor 0) and the image (factor 1)."""
     return blend(tf.cast(tf.reduce_mean(tf.cast(luma(image), "float64")) + 0.5, "int32"), image, factor)
 
 
 def cubic(a, b, c, d, t):
-    """Interpolates as Pillow does between b (t = 0) and c (t = 1), of the four neighbors a, b, c and d."""
+    """Returns Pillow's cubic interpolation of four pixels in a row, a, b, c and d, from b (t = 0) to c (t = 1)."""
     return b + t * (c - a + t * (2 * (a - b) + c - d + t * (b - a + d - c)))
 
 
@@ -132,7 +132,7 @@ def filled(inside, warped):
 
 
 def source(place, length):
-    """Returns (is inside, index of the second of the four nearest pixels, distance from it) for each position."""
+    """Returns (is inside, index of the second of the four nearest pixels, distance from its center) for `place`."""
     start = tf.floor(place - 0.5)
     return (
         (place >= 0) & (place < tf.cast(length, "float64")),
@@ -142,17 +142,17 @@ def source(place, length):
 
 
 def centers(length):
-    """Returns the positions of pixel centers."""
+    """Returns the positions of the centers of `length` pixels: 0.5, 1.5, ..."""
     return tf.cast(tf.range(length), "float64") + 0.5
 
 
 def timm_warp(image, x_row, y_row):
-    """Reads pixel center (x, y) at (ax + by + c, dx + ey + f) with bicubic interpolation; see `filled` for outside."""
+    """Sets pixel (x, y) to the bicubic interpolation at (ax + by + c, dx + ey + f); `x_row` is (a, b, c)."""
     height, width = size(image)
     x, y = centers(width)[None], centers(height)[:, None]
     inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
     inside_y, line, down = source(y_row[0] * x + y_row[1] * y + y_row[2], height)
-    # Window i contains the pixels of columns i - 2 to i + 1 of a line, so that one index gathers all of them.
+    # Window i contains the pixels i - 2 to i + 1 of a line, so that one index reads these four pixels at once.
     padded = tf.concat([image[:, :1]] * 2 + [image] + [image[:, -1:]] * 2, 1)
     windows = tf.reshape(tf.concat([padded[:, i : i + width + 1] for i in range(4)], -1), (-1, 12))
     window = tf.clip_by_value(column + 1, 0, width)
@@ -165,21 +165,21 @@ def timm_warp(image, x_row, y_row):
 
 
 def timm_shift(image, shear, offset):
-    """Equals `timm_warp` at (x + shear * y + offset, y) in a third of the time, because each line shifts as a whole."""
+    """Does `timm_warp` at (x + shear * y + offset, y) in a third of the time, because it shifts whole lines."""
     height, width = size(image)
     first = 0.5 + shear * centers(height) + offset
     inside, _, _ = source(first[:, None] - 0.5 + centers(width), width)
     _, start, fraction = source(first, width)
     columns = tf.clip_by_value(start[:, None] + tf.range(-1, width + 2), 0, width - 1)
     lines = tf.gather(tf.reshape(image, (-1, 3)), tf.range(height)[:, None] * width + columns)
-    # All channels of a line are in one row, so that as many numbers as possible have the same fraction.
+    # Put all channels of a line into one row, because all numbers of a line have the same interpolation weights.
     lines = tf.reshape(tf.cast(lines, "float32"), (height, -1))
     warped = cubic(*(lines[:, 3 * i : 3 * (width + i)] for i in range(4)), fraction[:, None])
     return filled(inside, tf.reshape(warped, (height, width, 3)))
 
 
 def upright(image, shear, offset):
-    """Applies `timm_shift` along y instead of x."""
+    """Does the same as `timm_shift` along y instead of x."""
     return tf.transpose(timm_shift(tf.transpose(image, (1, 0, 2)), shear, offset), (1, 0, 2))
 
 
@@ -193,11 +193,11 @@ def timm_rotate(image, degrees):
 
 
 def to_int(x):
-    """Truncates towards 0."""
+    """Truncates a number towards 0."""
     return tf.cast(x, "int32")
 
 
-# Bytes wrap around in big_vision: a threshold of 256 becomes 0, and shifts outside 0..7 become 7.
+# As in big_vision's code, the threshold is a byte, so 256 becomes 0. Shifts outside 0..7 become 7.
 OFFICIAL = {
     "AutoContrast": lambda x, m, s, at: autocontrast(x, "float32"),
     "Equalize": lambda x, m, s, at: equalize(x),

@@ -20,7 +20,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for unknown arguments; for arguments of version 0.2 the message contains the replacement."""
+    """Raises a TypeError for the unknown arguments `removed`. For arguments of version 0.2 it names the replacement."""
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")
@@ -32,7 +32,7 @@ def refuse_removed(removed, preprocessing):
 
 
 def input_options(preprocessing, **given):
-    """Returns image_size, channels, normalize and preprocessing as a dict, from `given` or from `preprocessing`."""
+    """Returns a dict of image_size, channels, normalize and preprocessing. None in `given` means the model's value."""
     found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
     if preprocessing is None:
         found["preprocessing"] = Preprocessing()
@@ -49,7 +49,7 @@ def input_options(preprocessing, **given):
             expected = "Expected True or False for `normalize`, since a Keras layer of the model scales images"
             raise ValueError(f"{expected}. Received: preprocessing={preprocessing.name!r}, normalize=None")
         found |= {"preprocessing": carrier.preprocessing, "normalize": not carrier.apply}
-        # A Sequential has no input shape before its first call.
+        # A Sequential has no `input_shape` before its first call.
         shape = getattr(preprocessing, "input_shape", None) or tuple(carrier.input.shape)
         if isinstance(shape, tuple) and len(shape) == 4:
             found["channels"] = shape[3] or 3
@@ -233,7 +233,7 @@ def pipeline(
             records = records.map(lambda record: read(record, files), parallel) if files else records
             records = records.cache("" if cache is True else str(cache))
             files = False
-        # The shuffle buffer can hold all records if they are paths, or bytes that are cached in memory anyway.
+        # If the records are paths, or files that are cached in memory anyway, the shuffle buffer can hold all of them.
         buffer = num_images if files or cache is True else min(num_images, shuffle_buffer)
         order = {"shuffle_buffer": buffer if shuffle else None, "repeats": policy.repeats, "batch_size": batch_size}
         order |= {"skip_batches": skip_batches, "repeat": repeat, "drop_remainder": drop_remainder}
@@ -262,7 +262,7 @@ def pipeline(
         else:
             filler = placeholder if pad_remainder else None
             data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
-        # Use threads only for mixing, because the rest of `finish` is too small for them.
+        # Use threads only for mixing, because the other work of `finish` takes less time than starting a thread.
         data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
@@ -272,7 +272,7 @@ def pipeline(
         data.source, data.class_names, data.num_classes = source, list(source.class_names), source.num_classes
         data.num_images, data.num_shards, data.broken = epochs.size, num_shards, broken
         if not repeat:
-            # With `repeat` there are no epochs to set: `skip_batches` sets the position.
+            # With `repeat`, the data is one endless iteration, and only `skip_batches` sets its position.
             data.set_epoch = epochs.set
         return data
 
@@ -283,9 +283,9 @@ def pipeline(
 def _options():
     options = tf.data.Options()
     options.deterministic = True
-    # After one minute, tf.data's tuner wakes up only once a minute, and an iteration cannot end before that.
+    # tf.data's tuner sleeps for up to a minute, and an iteration cannot end before the tuner wakes up.
     options.autotune.enabled = False
-    # A prefetch after the batch counter would count batches before they are used.
+    # If tf.data prefetched after the step that counts epochs, batches would count before the user gets them.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

@@ -11,7 +11,7 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class _TensorFlow:
-    """TensorFlow, imported on first use: `import keras_vit` must not need it."""
+    """Imports TensorFlow on first use, because `import keras_vit` must work without TensorFlow."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -70,7 +70,7 @@ class Source:
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):
     """Makes a `Source` of files with labels of the given kind and sample weights."""
-    # Paths are bytes, since a file's name need not be UTF-8.
+    # Store paths as bytes, because the name of a file may not be valid UTF-8.
     paths = np.array([os.fsencode(file) for file in files], object)
     records = {"name": paths, "image": paths}
     if kind is not None:

@@ -45,12 +45,12 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # Many distinct values are regression targets, not classes.
+        # If more than half of the rows have a label of their own, the labels are regression targets, not classes.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
     fold_of = np.empty(num_rows, int)
-    # Neighbors in this order have the same label, or a similar one, and go to different folds.
+    # In this order, neighbors have equal or similar labels. They go to different folds.
     fold_of[order] = np.arange(num_rows) % k
 
     def rows(fold, inside):
@@ -71,7 +71,7 @@ def splits(
     label_column: str = "label",
     extension: str = "",
 ) -> "Callable[..., tf.data.Dataset]":
-    """Returns a function of "train" or "test", and options of `pipeline`, that makes the dataset of this split.
+    """Returns a function that makes the dataset of a split: `make("train" or "test", **options of pipeline)`.
 
     Args:
         data: Path of a folder with one subfolder of images per class; of a folder with such folders

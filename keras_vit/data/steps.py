@@ -8,17 +8,17 @@ from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
-# Ranges of an erased rectangle's area / image area and height / width, and timm's number of attempts to make it fit.
+# timm's ranges of an erased rectangle's area / image area and height / width, and its attempts to make it fit.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
 class RandomErasing:
-    """Fills a random rectangle with normal noise, with a probability, as timm does for DeiT (mode="pixel").
+    """Fills a random rectangle of some images with normal noise, as timm does for DeiT (mode="pixel").
 
     Reference: arXiv 1708.04896; `random_erasing.py` of timm.
     """
 
-    # keras.layers.RandomErasing draws noise for the whole image, which takes half of the pipeline's time.
+    # keras.layers.RandomErasing makes noise for the whole image, which would take half of the pipeline's time.
     def __init__(self, probability, mean=0.0, std=1.0):
         self.probability, self.mean, self.std = probability, mean, std
 
@@ -52,7 +52,7 @@ class Mix:
     """Applies label smoothing, then MixUp or CutMix, to a batch.
 
     Args:
-        policy: A `Policy`. If it has both MixUp and CutMix, one of them is drawn per batch.
+        policy: A `Policy`. If it has both MixUp and CutMix, each batch gets one of the two with equal probability.
 
     Call arguments: images: Float32 tensor (batch, height, width, channels). labels: Float32 tensor (batch, num_classes)
     of labels that sum to 1, also in the result. seed: Integer tensor (2,).
@@ -92,7 +92,7 @@ class Mix:
 
 
 def mixer(layer, image, num_classes):
-    """Returns a layer of Keras or keras-cv as a function of (images, labels, seed) for images of shape `image`."""
+    """Returns a mixing layer as a function of (images, labels, seed), for images of the shape `image`."""
     mix = seeded(layer, {"images": tf.TensorSpec((None, *image)), "labels": tf.TensorSpec((None, num_classes))})
 
     def call(images, labels, seed):
@@ -103,9 +103,10 @@ def mixer(layer, image, num_classes):
 
 
 class Steps:
-    """The steps from a record to an image, and from images to a batch. `root`, an integer tensor (2,), is the seed.
+    """The steps from a record to an image, and from images to a batch.
 
-    With `row_weight`, the weight of an image is its sample weight times `row_weight`, and 0 if its index is negative.
+    `root`, an integer tensor (2,), is the seed. If `row_weight` is not None, the weight of an image is its sample
+    weight times `row_weight`, and the weight of padding (a negative index) is 0.
     """
 
     def __init__(self, cut, augmentation, source, labels, preprocessing, normalize, files, root, row_weight=None):
@@ -127,7 +128,7 @@ class Steps:
         self._layers = [seeded(layer, tf.TensorSpec((1, *image))) for layer in augmentation.layers]
         self._mixers = [Mix(policy)] if policy.mixes else []
         self._mixers += [mixer(layer, image, source.num_classes) for layer in augmentation.mixers]
-        # Each function is traced once, as one graph node: fewer nodes make an iteration start faster.
+        # Make each function a single graph node, because an iteration over a graph with few nodes starts faster.
         self.decode, self.prepare = (
             tf.function(f, autograph=False, experimental_attributes={"_noinline": True})
             for f in (self._decode, self._prepare)
@@ -154,14 +155,14 @@ class Steps:
             image = layer(image[None], tf.random.fold_in(seed, 4 + i))[0]
         if self._scale is not None:
             offset, divisor = self._scale
-            # This form gives exactly -1 and 1, unlike x * a + b; a division would take twice as long.
+            # Unlike x * a + b, this gives exactly -1 and 1. A division would take twice as long.
             image = (image - offset) * (1 / divisor)
         if self._erase:
             image = self._erase(image, tf.random.fold_in(seed, 2))
         return index, image, beside
 
     def finish(self, index, images, beside, missing):
-        """Returns a batch (index, missing, images or (images, labels) or (images, labels, weights))."""
+        """Returns (index, missing, batch). `beside` is (labels, weights), and `missing` are the broken records."""
         if self._labels is None:
             return index, missing, images
         label, *weight = beside
@@ -178,5 +179,5 @@ class Steps:
 
 
 def read(record, files):
-    """Replaces the path of a record's image by its bytes if `files`; else the record already has the bytes."""
+    """Returns a record with the bytes of its image. If `files`, the record has a path, and the file is read."""
     return {**record, "image": tf.io.read_file(record["image"])} if files else record

@@ -10,14 +10,14 @@ from keras_vit.data.source import Source, tf
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task of VTAB-1k: 800 training images, 200 validation images, and the full test set."""
+    """A task of VTAB-1k, with 800 training images, 200 validation images and the full test set."""
 
     dataset: str
     group: str
     num_classes: int
     label: str | Callable = "label"
     validation: str | int = "validation"  # a TFDS split, or the percentage of "train" at which the 200 images start
-    test: str | tuple[int, int] = "test"  # a TFDS split, or percentages of "train" to skip
+    test: str | tuple[int, int] = "test"  # a TFDS split, or two percentages: "train" from their sum on is the test set
     gain: int = 1  # scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
@@ -54,7 +54,7 @@ def _dsprites(feature, num_values):
     return lambda record: record[feature] * 16 // num_values
 
 
-# The names are from big_vision.
+# The names of the tasks are as in big_vision.
 VTAB = {
     "caltech101": Task("caltech101", "natural", 102, validation=90),
     "cifar100": Task("cifar100", "natural", 100, validation=90),
@@ -169,7 +169,7 @@ def _builder(tfds, dataset, data_dir):
 
 
 def _check(records, name, split, num_classes):
-    """Raises if the first record has no encoded image or no valid label."""
+    """Raises an error if the first record of a split has no encoded image or no valid label."""
     record = next(iter(records.take(1)), None)
     if record is None:
         raise ValueError(f"Expected images in split {split!r} of {name!r}. Received: none")
