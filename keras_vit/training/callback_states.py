@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_vit.training.checkpoints import storable
 
-# Public attributes in which Keras' callbacks keep their state. Keras has no API to save this state.
-# tests/training/test_callback_states.py finds missing attributes.
+# {Keras callback: the public attributes that contain its state}, because Keras has no API to save this state. If a
+# callback gets a new attribute, tests/training/test_callback_states.py fails.
 _ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "History": ("epoch", "history"),
@@ -17,12 +17,12 @@ _ATTRIBUTES = {
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "SwapEMAWeights": (),
 }
-# Attributes that need not be saved: Keras derives them from the arguments, or sets them again in each process.
+# Checkpoints do not contain these attributes, because Keras sets them again in each process.
 _NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", "append_header")
 
 
 def named(callbacks):
-    """Returns {unique name: callback} for a list of callbacks; raises if the state of a callback cannot be saved."""
+    """Returns {unique name: callback} for a list of callbacks. Raises an error if a state cannot be saved."""
     found = {}
     for callback in keras.tree.flatten(list(callbacks)):
         if not isinstance(callback, keras.callbacks.Callback):
@@ -56,7 +56,7 @@ def swaps_on_epoch(callback):
 
 
 def settings(callback):
-    """Returns {argument: JSON value} of a Keras callback that affects training; {} for other callbacks."""
+    """Returns {argument: JSON value} of a Keras callback that changes the training, and {} for other callbacks."""
     if not type(callback).__module__.startswith("keras.") or _attributes(callback) is None:
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
@@ -65,7 +65,7 @@ def settings(callback):
 
 
 def get_state(callback):
-    """Returns `get_state()` of a callback that has it, else the state attributes of a Keras callback, else {}."""
+    """Returns the result of a callback's `get_state()`, or a dict of the state attributes of a Keras callback."""
     if _has_own_state(callback):
         return callback.get_state()
     state = {name: getattr(callback, name) for name in _attributes(callback) or () if hasattr(callback, name)}
@@ -75,7 +75,7 @@ def get_state(callback):
 
 
 def set_state(callback, state):
-    """Restores a state returned by `get_state`."""
+    """Gives a callback a state that `get_state` returned."""
     if _has_own_state(callback):
         callback.set_state(state)
         return
@@ -85,12 +85,12 @@ def set_state(callback, state):
 
 
 def begin(callback, state):
-    """Calls `on_train_begin`. If a run is resumed, `CSVLogger` appends to the rows before the checkpoint."""
+    """Calls `on_train_begin` of a callback. In a resumed run, `CSVLogger` keeps the rows before the checkpoint."""
     if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
         callback.on_train_begin()
         return
     if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
-        # Remove the last rows, since their epochs will be trained again.
+        # Remove the rows that CSVLogger wrote after the checkpoint, since their epochs will be trained again.
         os.truncate(callback.filename, state["size"])
     append, callback.append = callback.append, True
     try:
@@ -100,7 +100,7 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns {name: value as text} of attributes in which a custom callback may keep state, which is not saved."""
+    """Returns {name: value as text} of a custom callback's attributes. They may be state that checkpoints lack."""
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
     keras_own = {*_NO_STATE, *(_attributes(callback) or ())}
@@ -114,13 +114,13 @@ def _has_own_state(callback):
 
 
 def _attributes(callback):
-    """Returns the names of a Keras callback's state attributes, or None."""
+    """Returns the names of the attributes that contain the state of a Keras callback, or None."""
     names = [cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras.")]
     return next((_ATTRIBUTES[name] for name in names if name in _ATTRIBUTES), None)
 
 
 def pack(value, arrays, name):
-    """Converts a state to JSON types. Moves its arrays to the dict `arrays`, as name/00000, name/00001, ..."""
+    """Converts a state to JSON types. Moves its arrays to the dict `arrays`, under the keys "{name}/00000", ..."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (list, tuple)):
@@ -140,7 +140,7 @@ def pack(value, arrays, name):
 
 
 def unpack(value, arrays):
-    """Inverts `pack`, except that tuples become lists."""
+    """Returns the state that `pack` converted. Tuples have become lists."""
     if isinstance(value, list):
         return [unpack(item, arrays) for item in value]
     if isinstance(value, dict) and "array" in value:

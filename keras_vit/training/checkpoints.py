@@ -20,7 +20,7 @@ OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
 
 
 class Checkpoint(NamedTuple):
-    """The contents of one checkpoint: JSON `facts`, and `arrays` by name."""
+    """The contents of a checkpoint: `facts`, a dict of JSON values, and `arrays`, {name: array}."""
 
     path: Path
     facts: dict
@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointSlots:
-    """A folder with the last few checkpoints of a run, as .npz files that are written atomically."""
+    """A folder with the last `slots` checkpoints of a run. If writing fails, no partial .npz file stays."""
 
     def __init__(self, folder, slots=3):
         self.folder = Path(folder)
@@ -36,9 +36,9 @@ class CheckpointSlots:
 
     @contextlib.contextmanager
     def opened(self):
-        """Creates the folder, raises if another process uses it, and removes unfinished files of killed processes."""
+        """Creates and locks the folder during a `with` block, and removes unfinished files of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        # The other processes of a run only read the folder.
+        # Only process 0 of a run writes to the folder.
         if process_id() > 0:
             yield
             return
@@ -67,7 +67,7 @@ class CheckpointSlots:
     def newest(self):
         """Returns the newest undamaged checkpoint, or None. Renames damaged checkpoints and prints a notice."""
         for path in reversed(self.paths()):
-            # Errors in opening a file are raised, because a missing permission, for example, does not mean damage.
+            # If the file cannot be opened, raise the error, because a missing permission does not mean damage.
             with open(path, "rb") as file:
                 try:
                     return _read(path, file)
@@ -97,17 +97,17 @@ def _read(path, file):
             f"Expected a {_FORMAT}. Received: {str(path)!r}, a {header['format']}. " + OTHER_FOLDER.format(path.parent)
         )
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
-    # The archive has a checksum for each array, but damage to its directory can hide a whole array.
+    # The zip archive has a checksum for each array. If its list of files is damaged, an array may be missing.
     if sorted(arrays) != header.get("arrays", sorted(arrays)):
         raise ValueError("arrays are missing")
     return Checkpoint(path, header["facts"], arrays)
 
 
 def model_arrays(model):
-    """Returns {"group/number": value} of the variables of a model, its optimizer and its metrics."""
+    """Returns {"group/number": value} for the variables of a model, its optimizer and its metrics."""
     arrays = {}
     for group, variables in _variables(model).items():
-        # The metrics of each PyTorch process are sums over its images.
+        # With several PyTorch processes, each process sums its metrics over its own images only. Add up the sums.
         in_parts = group == "metrics" and torch_group()
         values = map(ops.convert_to_numpy, summed(variables)) if in_parts else map(to_numpy, variables)
         arrays |= {f"{group}/{i:05d}": storable(value) for i, value in enumerate(values)}
@@ -125,14 +125,14 @@ def signature(model):
 
 
 def check_model(model, slot):
-    """Builds the optimizer, and raises if the checkpoint is of another model or optimizer."""
+    """Builds the optimizer. Raises an error if the checkpoint `slot` is of another model or optimizer."""
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     here = signature(model)
     for group in ("model", "optimizer"):
         saved = slot.facts["variables"][group]
         pairs = zip(saved, here[group], strict=False)
-        # On TensorFlow, paths have a prefix if the optimizer was built in a train step, as with loss scaling.
+        # On TensorFlow, paths get a prefix if the optimizer is built in a train step, for example with loss scaling.
         unlike = (f"{a} instead of {b}" for a, b in pairs if not (a.endswith(b) or b.endswith(a)))
         different = next(unlike, None)
         if different is None and len(saved) != len(here[group]):
@@ -162,12 +162,12 @@ def _variables(model):
 
 
 def storable(array):
-    """Casts arrays that NumPy cannot write, such as bfloat16, to float32, which represents their values exactly."""
+    """Returns an array that NumPy can write. Casts other dtypes, such as bfloat16, to float32 without rounding."""
     return array if array.dtype.kind in "biuf" else array.astype("float32")
 
 
 def generator_states():
-    """Returns the states of PyTorch's generators, which Keras' unseeded Dropout uses; {} on other backends."""
+    """Returns the states of PyTorch's random generators, which `Dropout` without a seed uses, or {}."""
     if keras.backend.backend() != "torch":
         return {}
     import torch  # noqa: TID251  Keras has no way to read its generators.
@@ -177,7 +177,7 @@ def generator_states():
 
 
 def set_generator_states(states):
-    """Restores the result of `generator_states`; does nothing on other backends."""
+    """Restores the states that `generator_states` returned. Does nothing on other backends than PyTorch."""
     names = sorted(name for name in states if name.startswith("torch/"))
     if names and keras.backend.backend() == "torch":
         import torch  # noqa: TID251

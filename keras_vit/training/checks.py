@@ -1,4 +1,4 @@
-"""Checks a model and its data before training, and raises on mistakes."""
+"""Checks a model and its data before training, and raises an error for mistakes."""
 
 import dataclasses
 import itertools
@@ -33,32 +33,32 @@ from keras_vit.training.trainable import count_parameters
 
 logger = logging.getLogger("keras_vit")
 
-# The largest number of images that are predicted to find out if the model returns logits or probabilities.
+# The model predicts at most this number of images, to find out if it returns logits or probabilities.
 _IMAGES = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Facts about a training run, None if unknown; `print(findings)` shows a summary."""
+    """What `preflight` found out about a training run; unknown fields are None. `print(findings)` shows a summary."""
 
     model: str  # name of the model
     num_images: int | None  # per epoch
     num_classes: int | None  # number of the model's outputs
     class_names: tuple  # may be empty
-    images_per_class: tuple | None  # in all data if `counted_all`, else in the batches read
+    images_per_class: tuple | None  # counted in all images if `counted_all`, otherwise in the batches that were read
     counted_all: bool
     batch_shape: tuple | None
     values: tuple | None  # (min, max) of the images read
-    expected_values: tuple | None  # (min, max) that the model takes
+    expected_values: tuple | None  # (min, max) of the images that the model needs
     labels: str | None  # dtype and shape of a batch of labels
-    loss: str | None  # as compiled
+    loss: str | None  # name of the compiled loss
     initial_loss: float | None  # loss of a batch before training
-    chance_loss: float | None  # log(num_classes), about the loss of a new head if each image has one class
+    chance_loss: float | None  # log(num_classes), the loss of equal probabilities, if each image has one class
     trainable: int  # number of trainable parameters
     frozen: int  # number of frozen parameters
     steps: int | None  # steps of the whole training
     memory: int | None  # estimated bytes of weights, gradients, optimizer and a batch's activations
-    warnings: tuple  # texts
+    warnings: tuple  # messages about unusual settings
 
     def __str__(self):
         rows = {"data": f"{self.num_images or 'an unknown number of'} images"}
@@ -187,10 +187,10 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
 
 class Data(NamedTuple):
-    """Facts about a dataset, from its first batches. A field is None if it is unknown."""
+    """The first batches of a dataset, and what they show. A field is None if it is unknown."""
 
     images: np.ndarray | None  # images of the first batches; with several inputs, the only input of rank 4
-    labels: np.ndarray | dict | list | None  # labels of the first batches, for each output
+    labels: np.ndarray | dict | list | None  # labels of the first batches, with one array for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int  # images in a batch of all processes together
     full: bool  # True if all batches of an epoch are known to have the same size
@@ -202,8 +202,8 @@ class Data(NamedTuple):
 
 
 def look(data, batch_size=32, name="data"):
-    """Returns the `Data` of a dataset: of anything that `model.fit` takes and that can be read again."""
-    # `keras_vit.data` sets these attributes.
+    """Returns the `Data` of a dataset. `data` is anything that `model.fit` takes and that can be read again."""
+    # Datasets of `keras_vit.data` have these attributes.
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data):
         data = Rows(data, batch_size)
@@ -213,8 +213,8 @@ def look(data, batch_size=32, name="data"):
             f"Invalid value received for argument `{name}`. Expected arrays (images, labels), a tf.data.Dataset, a "
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
-    # Skip the last batch, because reading it advances a `keras_vit.data` dataset to the next epoch. Two batches are
-    # enough to see bright and dark images.
+    # Do not read the last batch, because a dataset of `keras_vit.data` then continues with its next epoch. Two batches
+    # are enough to see bright and dark images.
     steps = num_batches(data)
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]
@@ -223,7 +223,7 @@ def look(data, batch_size=32, name="data"):
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
     images = [batch[0] for batch in found]
     if not isinstance(images[0], np.ndarray):
-        # If there are several inputs, the images are the only input of rank 4.
+        # If the model has several inputs, the images are the only input of rank 4.
         parts = [[part for part in keras.tree.flatten(x) if np.ndim(part) == 4] for x in images]
         images = [part[0] if len(part) == 1 else None for part in parts]
     labels = [batch[1] for batch in found if len(batch) > 1]
@@ -243,14 +243,14 @@ def look(data, batch_size=32, name="data"):
 
 
 def _joined(parts):
-    """Concatenates arrays of batches. Returns the first array if shapes differ, and None if a batch has no array."""
+    """Concatenates one array per batch. If the shapes differ, returns the first array. If one is missing, None."""
     if not all(isinstance(part, np.ndarray) for part in parts):
         return None
     return np.concatenate(parts) if len({part.shape[1:] for part in parts}) == 1 else parts[0]
 
 
 def _data_problems(model, graph, seen, heads):
-    """Returns (problems, doubts) about a dataset's images and labels, two lists of messages."""
+    """Returns (errors, warnings) about a dataset's images and labels, two lists of messages."""
     problems, doubts = [], []
     if seen.images is not None:
         inputs = [] if graph is None else graph.inputs
@@ -303,7 +303,7 @@ def class_name_problems(model, names, validation_names=()):
 
 
 def give_class_names(model, names):
-    """Gives the data's class names to a model without names, if each name belongs to one of its outputs."""
+    """Gives the class names of the data to a model that has none, if it has one output for each name."""
     graph, layer = functional_graph(model), find_normalization(model)
     is_unnamed = names and graph is not None and layer is not None and not layer.class_names
     if is_unnamed and gives_classes(graph) and graph.output_shape[1] == len(names):
@@ -326,14 +326,14 @@ def step_problems(seen, steps, steps_per_epoch, replicas):
 
 
 def _memory(model, graph, seen):
-    """Estimates the bytes of weights, gradients, optimizer and activations; None if the layers are unknown."""
+    """Estimates the bytes of weights, gradients, optimizer and activations. Returns None if this fails."""
     try:
         size = seen.images.shape[1:3] if seen.images is not None and seen.images.ndim == 4 else None
         activations = profile(graph, size).activation_bytes * seen.batch_size
     except (AttributeError, TypeError, ValueError):
         return None
     optimizer = getattr(model, "optimizer", None)
-    # If the optimizer is not built yet, count one or two moments of each weight, and one average if `use_ema`.
+    # An optimizer that is not built yet will have one or two moments of each weight, and an average with `use_ema`.
     copies = (1 if getattr(optimizer, "momentum", None) is not None else 2) + bool(getattr(optimizer, "use_ema", False))
     kept = optimizer.variables if getattr(optimizer, "built", False) else model.trainable_weights * copies
     variables = [*model.weights, *model.trainable_weights, *kept]

@@ -15,7 +15,7 @@ class Epochs:
     def __init__(self, data, seed=0, batch_size=32, shuffle=True, steps=None):
         self.data, self.seed, self.batch_size, self.shuffle, self.steps = data, seed, batch_size, shuffle, steps
         self.is_function = callable(data)
-        # The data of the latest epoch, and how often `on_epoch_end` of a PyDataset was called.
+        # `latest` is the data of the latest epoch. `_ends` counts the calls of `on_epoch_end` of a PyDataset.
         self.latest, self._ends = None, 0
         is_read = self.is_function or hasattr(data, "__iter__") or isinstance(data, keras.utils.PyDataset)
         if isinstance(data, str) or not is_read:
@@ -35,9 +35,10 @@ class Epochs:
         keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
 
     def batches(self, epoch, first=0, before=lambda: None):
-        """Returns (x for `model.fit`, steps): an epoch without its first `first` batches, and the length of all of it.
+        """Returns (x, steps): the data of an epoch for `model.fit`, and the number of batches in the whole epoch.
 
-        If batches are read by their number (`_Part`), `before` is called before each batch.
+        `first` batches at the start are left out. If `x` is a `_Part`, the function `before` is called before each
+        batch.
         """
         self.set_seeds(epoch)
         data = self.latest = self.data(epoch) if self.is_function else self.data
@@ -52,7 +53,7 @@ class Epochs:
             return _Part(data, None, first, total, before), total
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
-            # A PyDataset may shuffle itself in `on_epoch_end`. After a restart, call it for the earlier epochs too.
+            # A PyDataset may shuffle itself in `on_epoch_end`, so a resumed run calls it for the earlier epochs too.
             while self._ends <= epoch:
                 self.set_seeds(self._ends)
                 data.on_epoch_end()
@@ -63,7 +64,7 @@ class Epochs:
                 order = np.random.default_rng([self.seed, epoch]).permutation(total).tolist()
             workers = {name: getattr(data, name) for name in ("workers", "use_multiprocessing", "max_queue_size")}
             if workers["workers"] <= 1 and not workers["use_multiprocessing"]:
-                # Read the skipped batches too, so that they use the same random numbers as in an uninterrupted epoch.
+                # Read the skipped batches too. The next batches then have the same random numbers as without a restart.
                 for i in range(first):
                     data[i if order is None else order[i]]
         elif hasattr(data, "element_spec"):
@@ -114,7 +115,7 @@ def one_batch(batch):
 
 
 def is_arrays(data):
-    """Returns True if data is an array, or a tuple, list or dict of arrays as (x, y, sample_weight)."""
+    """Returns True if data is an array, or a nested tuple, list or dict of arrays, such as (x, y, sample_weight)."""
     if hasattr(data, "shape"):
         return True
     leaves = keras.tree.flatten(data) if isinstance(data, (tuple, list, dict)) else []
@@ -127,7 +128,7 @@ def as_tuple(batch):
 
 
 class Rows:
-    """Cuts arrays into batches."""
+    """A sequence of batches, cut from arrays (x, y, sample_weight)."""
 
     def __init__(self, arrays, batch_size):
         self.arrays = keras.tree.map_structure(_array, as_tuple(arrays))
@@ -153,7 +154,7 @@ def _array(array):
 
 
 class _Drawn:
-    """Returns batches of an iterator by number. Stores the first two, because TensorFlow reads them twice."""
+    """Gives the batches of an iterator by their number. Stores the first two, because TensorFlow reads them twice."""
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}
@@ -171,7 +172,7 @@ class _Drawn:
 
 
 class _Part(keras.utils.PyDataset):
-    """The batches of an epoch from number `first`."""
+    """The batches of an epoch from number `first`, in the given order. `before` is called before each batch."""
 
     def __init__(self, data, order, first, total, before=lambda: None, **workers):
         super().__init__(**workers)

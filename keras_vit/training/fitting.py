@@ -29,13 +29,14 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
             `tf.data.Dataset` that has a new order in each pass, unless it is a dataset of `keras_vit.data`.
         epochs: Int, epochs of the whole run.
         resume: Path of the folder of checkpoints, for this run only.
-        save_every: Int of at least 1, steps between checkpoints; 500 by default. Each epoch also ends with one.
+        save_every: Int of at least 1, steps between checkpoints; 500 by default. Each epoch also ends with a
+            checkpoint.
         keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last checkpoint is damaged, the
             checkpoint before it is used.
         seed: Int of at least 0, which determines the order of arrays and the global random seeds; 0 by default.
-        allow: Tuple of the parts that may differ from the checkpoint: "seed", "model" (its config), "optimizer",
+        allow: Tuple of the settings that may differ from the checkpoint: "seed", "model" (its config), "optimizer",
             "learning_rate" (the new rate is used), "loss", "data" (its sizes, values, order and class weights) and
-            "callbacks" (their settings).
+            "callbacks" (their arguments).
         callbacks: List of callbacks. `on_train_begin` and `on_train_end` are called once for the run. Checkpoints
             contain the states of Keras' callbacks, and of any callback with `set_state(state)` and `get_state()`, which
             returns a dict of JSON values and NumPy arrays.
@@ -43,7 +44,8 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
 
     Raises:
         ValueError: If an argument is invalid, the model is not built, the state of a callback cannot be saved, the
-            checkpoint is of another run (see `allow`), or model, data and validation data have other class names.
+            checkpoint is of another run (see `allow`), or the class names of the model, the data and the validation
+            data differ.
         RuntimeError: If another process trains in the folder, or one of several PyTorch processes has not called
             `keras_vit.distribution.synchronize`.
 
@@ -80,7 +82,7 @@ def train(
     verbose="auto",
     **options,
 ):
-    """Trains as `fit` does, and returns the run; its `history` is a `keras.callbacks.History`."""
+    """Trains as `fit` does, and returns the `ResumableRun`. Its `history` is a `keras.callbacks.History`."""
     check_synchronized(arguments.model(model))
     arguments.each(arguments.positive_int, epochs=epochs, save_every=save_every, keep=keep)
     checkpoints = CheckpointSlots(arguments.path("resume", resume), keep)
@@ -94,7 +96,7 @@ def train(
         batch, steps = data.first_batch()
         labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
         several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
-        # Keras would only use the weight of the class with the largest label.
+        # For such labels, Keras uses only the weight of the class with the largest number.
         if class_weight is not None and np.any(several):
             raise ValueError(
                 "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "
@@ -105,7 +107,7 @@ def train(
             for problem in class_name_problems(model, names, others):
                 raise ValueError(problem)
             give_class_names(model, names)
-        # Evaluate a batch to build the metrics.
+        # Evaluate a batch, so that the metrics create their variables.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
         record = describe_run(model, None, batch)
@@ -145,7 +147,7 @@ class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
             self.model.stop_training = True
 
 
-# The shortest run that is compiled. Compiling ViT-B/16 takes about the time that it saves in 200 steps.
+# Runs with fewer steps are not compiled. Compiling ViT-B/16 takes about the time that it saves in 200 steps.
 FEWEST_STEPS = 200
 
 
@@ -154,7 +156,7 @@ def compile_forward(model):
 
     Use it for a model that contains a model of this package, for example with your own head. Keras' `jit_compile=True`
     would compile its whole train step, which takes many minutes. The first batch of training, and of evaluation, takes
-    longer. `model.compile(jit_compile=False)` makes a model of this package eager again.
+    longer. After `model.compile(jit_compile=False)`, a model of this package runs without compilation again.
 
     Args:
         model: A built `keras.Model`; if it has no layers of this package, a ValueError is raised.
@@ -176,7 +178,7 @@ def compile_forward(model):
 
 
 def compile_long_run(model, num_steps, verbose=1):
-    """Compiles the forward pass for a long run on a GPU with PyTorch; prints one line if that is impossible."""
+    """Compiles the forward pass for a long run on a GPU with PyTorch. If this is impossible, prints one line."""
     if keras.backend.backend() != "torch" or num_steps <= FEWEST_STEPS:
         return
     if model.variables[0].value.device.type == "cpu":

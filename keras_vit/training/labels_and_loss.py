@@ -9,7 +9,7 @@ from keras_vit.models.losses import Loss, loss_mismatch, recognised_loss
 from keras_vit.prediction.classes import output_activation
 
 _COUNTS = ("Precision", "Recall", "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives")
-# {metric that may expect probabilities: (argument, function that returns True if the argument means probabilities)}.
+# {metric: (its argument, function that returns True if the metric expects probabilities for this argument)}.
 _OF_PROBABILITIES = {
     "BinaryAccuracy": ("threshold", lambda value: 0 < value < 1),
     "AUC": ("from_logits", lambda value: not value),
@@ -52,7 +52,7 @@ def classification_heads(model, graph, seen, compiled):
 
 
 def task_problem(graph, loss, num_classes):
-    """Returns a message if the loss does not fit the model's task, else None."""
+    """Returns an error message if the loss does not fit the model's task, otherwise None."""
     task = getattr(getattr(graph, "config", None), "task", None)
     softmax = loss is not None and loss.kind != "multi_hot"
     if softmax and num_classes == 1:
@@ -67,13 +67,13 @@ def task_problem(graph, loss, num_classes):
 
 
 def label_problem(labels, num_classes, loss):
-    """Returns the mistake in the labels of a classifier, or None."""
+    """Returns an error message if the labels do not fit the classifier and its loss, otherwise None."""
     if labels.dtype.kind in "OSU":
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
         expected = f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot"
         return f"{expected}. Received: strings, such as {example!r}. Use their indices in the sorted list of all names."
-    # A custom loss may take any labels, such as NaN.
+    # If the loss is not known, its labels can be of any kind.
     if loss is None:
         return None
     if not np.isfinite(labels.astype("float64")).all():
@@ -88,7 +88,7 @@ def label_problem(labels, num_classes, loss):
         elif labels.ndim == 2 and labels.shape[1] == num_classes:
             shape = f"one-hot labels of {shape}"
         return f"Expected integers as labels for {loss.name}. Received: {shape}. Use CategoricalCrossentropy."
-    # Binary labels may come as a column or as a vector.
+    # Binary labels may have the shape (batch, 1) or (batch,).
     if loss.kind == "multi_hot" and num_classes == 1 and column:
         labels = labels.reshape(-1, 1)
     elif column:
@@ -108,7 +108,7 @@ def label_problem(labels, num_classes, loss):
 
 
 def _class_problem(labels, num_classes):
-    """Returns the mistake in labels that should be classes, or None."""
+    """Returns an error message if the labels are not integers from 0 to `num_classes` - 1, otherwise None."""
     if (labels % 1 != 0).any():
         return f"Expected integers as labels. Received: numbers such as {labels[labels % 1 != 0].flat[0]:g}"
     if not labels.size or num_classes == 1 or (labels.min() >= 0 and labels.max() < num_classes):
@@ -120,7 +120,7 @@ def _class_problem(labels, num_classes):
 
 
 def label_doubts(labels, all_labels, num_classes, loss):
-    """Yields a message for each unusual fact about valid labels; `all_labels` are the labels of all images, or None."""
+    """Yields a warning for each unusual property of valid labels. `all_labels` are of all images, or None."""
     if loss and loss.kind == "one_hot" and not np.allclose(sums := labels.sum(axis=1), 1, atol=1e-2):
         yield (
             f"Expected labels that sum to 1 for each image for {loss.name}. Received: sums from {sums.min():g} to "
@@ -135,7 +135,7 @@ def label_doubts(labels, all_labels, num_classes, loss):
 
 
 def count_classes(labels, num_classes, loss):
-    """Returns the number of images per class as a tuple; None if unknown, or if the labels are not classes."""
+    """Returns the number of images of each class as a tuple, or None if they are unknown or no classes."""
     if labels is None or not loss or not num_classes or num_classes < 2:
         return None
     if labels.dtype.kind not in "biuf" or labels.ndim > 2:
@@ -149,14 +149,14 @@ def count_classes(labels, num_classes, loss):
 
 
 def loss_problems(model, graph, loss, images):
-    """Returns [message] if the loss expects logits but the model returns probabilities, or the reverse; else []."""
+    """Returns a list of one message if the loss expects logits and the model returns probabilities, or the reverse."""
     try:
         probable = graph is not None and output_activation(graph) is None
     except ValueError:
         return []
     if graph is None or probable != loss.from_logits:
         return []
-    # The model may end in a custom activation, so the values are checked as well.
+    # Check the values of the outputs too, because the model may end in a custom activation.
     values = np.asarray(model.predict_on_batch(images), "float32")
     in_range = (values >= 0).all() and (values <= 1).all() and (values > 0).any()
     if loss.kind != "multi_hot":
@@ -165,7 +165,7 @@ def loss_problems(model, graph, loss, images):
 
 
 def metric_problems(model, loss, num_classes):
-    """Returns a message for each metric that expects probabilities if the model returns logits."""
+    """Returns a message for each metric that expects probabilities although the model returns logits."""
     try:
         compiled = model.get_compile_config() or {}
     # A custom metric may have no config.

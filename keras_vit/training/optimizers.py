@@ -15,7 +15,7 @@ from keras_vit.models.backbone import find_parts
 
 
 def warmup(step, warmup_steps):
-    """Returns the factor of a linear warm-up, from 0 to 1; always 1 if `warmup_steps` is 0."""
+    """Returns the factor of a linear warm-up, which rises from 0 to 1. Without warm-up steps, it is always 1."""
     if not warmup_steps:
         return _library(step).ones_like(step)
     return _library(step).minimum(1.0, step / warmup_steps)
@@ -28,19 +28,19 @@ def constant(step, peak, total_steps, warmup_steps=0):
 
 
 def linear(step, peak, total_steps, warmup_steps=0, end=1e-5):
-    """Warms up to `peak`, then falls linearly to `end` at `total_steps`; `end` is 1e-5 in the official code."""
+    """Warms up to `peak`, then falls linearly to `end` at `total_steps`. The official code has `end` = 1e-5."""
     lr = end + (peak - end) * (1 - _progress(step, total_steps, warmup_steps))
     return lr * warmup(step, warmup_steps)
 
 
 def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
-    """Warms up to `peak`, then falls along a half cosine to `end` at `total_steps` (arXiv 1608.03983, no restarts)."""
+    """Warms up to `peak`, then falls along half a cosine to `end` at `total_steps` (arXiv 1608.03983, no restarts)."""
     wave = _library(step).cos(math.pi * _progress(step, total_steps, warmup_steps))
     return (end + (peak - end) * 0.5 * (1 + wave)) * warmup(step, warmup_steps)
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Warms up to `peak`, falls by an inverse square root (arXiv 2106.04560, section 3.5), and cools down to 0."""
+    """Warms up to `peak`, falls as an inverse square root (arXiv 2106.04560, section 3.5), then linearly to 0."""
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:
@@ -66,7 +66,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         peak: Float above 0, the learning rate at the end of the warm-up.
-        total_steps: Int, the batches of the whole training, also with gradient accumulation.
+        total_steps: Int, the number of batches in the whole training, also with gradient accumulation.
         warmup_steps: Int, less than `total_steps`; 0 for no warm-up.
         decay: "cosine", "linear", "constant" or "rsqrt".
         **options: The final learning rate `end` for "linear" (1e-5, as in the official code) and "cosine" (0); for
@@ -106,20 +106,20 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def is_decayed(path: str) -> bool:
-    """Returns True if weight decay applies to the variable of this path: to kernels (also LoRA's), as in big_vision."""
+    """Returns True if weight decay applies to a variable: to kernels, also of LoRA, as in big_vision."""
     return "kernel" in path.rsplit("/", 1)[-1]
 
 
 def _class_of_backend(optimizer_class):
-    """Returns the class that Keras makes objects of. On PyTorch, it is a subclass with fused updates; extend that."""
+    """Returns the class to extend: `optimizer_class`, or on PyTorch its subclass with fused updates, as Keras uses."""
     return type(optimizer_class.__new__(optimizer_class))
 
 
 class _Averaged:
-    """Averages the weights once per update, and gives the model copies of the averages at the end of `fit`."""
+    """Makes `use_ema` average once per update (not per batch), and copies the averages at the end of `fit`."""
 
     def __init__(self, learning_rate, *args, **options):
-        # It may also be a schedule, a function or a tensor.
+        # The learning rate may also be a schedule, a function or a tensor.
         if isinstance(learning_rate, numbers.Real):
             arguments.non_negative_number("learning_rate", learning_rate)
         arguments.optional(arguments.positive_number, "global_clipnorm", options.get("global_clipnorm"))
@@ -131,21 +131,21 @@ class _Averaged:
     @classmethod
     def from_config(cls, config, custom_objects=None):
         optimizer = super().from_config(dict(config), custom_objects)
-        # The config already contains the momentum per batch.
+        # The config already contains the momentum of a batch, so do not convert it again.
         optimizer.ema_momentum = config.get("ema_momentum", optimizer.ema_momentum)
         return optimizer
 
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
         if self.use_ema:
-            # On JAX, the averages share arrays with the model. Training donates these arrays, so copy them.
+            # On JAX, the averages and the model now share arrays. Copy them, because a train step deletes its inputs.
             for variable in var_list:
                 variable.assign(ops.copy(variable))
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
-    """`keras.optimizers.AdamW` with weight decay on kernels only; its defaults are DeiT's.
+    """`keras.optimizers.AdamW` with weight decay only on kernels, and with DeiT's default arguments.
 
     With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k), it equals the Adam of the ViT paper's pre-training,
     whose code also decouples the decay from the gradient. Each `build` finds the kernels by their paths, whereas
@@ -178,7 +178,7 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
         if len(kept) < len(variables):
             self.exclude_from_weight_decay(var_list=kept)
         else:
-            # No kernel is trained. On PyTorch, Keras cannot decay an empty list.
+            # No kernel is trained, and on PyTorch, weight decay of an empty list fails.
             self.weight_decay = 0.0
         super().build(variables)
 
@@ -210,7 +210,7 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Returns {layer name: depth}: 0 before the blocks, i in block i (from 1 to n), n + 1 after the blocks."""
+    """Returns {layer name: depth}. The depth is 0 before the n blocks, i (from 1) in a block, and n + 1 after them."""
     parts = find_parts(model)
     depths, levels = {}, {}
     for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):
@@ -265,7 +265,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             raise ValueError(
                 f"Expected an optimizer with use_ema=False. Received: {optimizer.name!r} with use_ema=True"
             )
-        # This learning rate is never used.
+        # The wrapped optimizer has the learning rate. This value is never used.
         super().__init__(learning_rate=0.0, name=name)
         # Keras' callbacks look for a wrapped optimizer by this name.
         self.inner_optimizer = optimizer
@@ -308,7 +308,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             variable.assign(before + factor * (ops.stop_gradient(variable) - before))
 
     def _layer(self, variable):
-        """Returns the layer in `multipliers` to which a variable belongs. Its path may begin with outer models."""
+        """Returns the name of the layer in `multipliers` that contains a variable, perhaps within outer models."""
         return next((name for name in variable.path.split("/") if name in self.multipliers), None)
 
     @property

@@ -205,7 +205,7 @@ _SETTINGS = {
         "epochs": 200,
         "warmup_epochs": 10,
     },
-    # This project has measured the numbers of the following recipes (benchmarks/results).
+    # The results and costs of the following recipes were measured for keras_vit (see benchmarks/results).
     "scratch_fashion_mnist": _SCRATCH
     | {
         "cost": "16 minutes of 2 CPU cores (TensorFlow, --set dtype=mixed_bfloat16)",
@@ -245,7 +245,7 @@ _SETTINGS = {
 
 
 class _Recipes(dict):
-    """Maps names to recipes; an unknown name raises a ValueError that lists all names."""
+    """A dict from names to recipes. An unknown name raises a ValueError that lists all names."""
 
     def __missing__(self, name):
         meant = arguments.nearest(name, self)

@@ -23,11 +23,12 @@ _UNKNOWN_STOPPER = "the model"
 
 
 class ResumableRun(keras.callbacks.CallbackList):
-    """The callbacks and checkpoints of a run. `model.fit` is called once per epoch, but callbacks see a single run.
+    """Calls the callbacks of a run and saves checkpoints.
 
-    `every` is the number of steps between checkpoints, and `params` is the dict that callbacks get. The attributes
-    `epoch`, `batch` and `step` are the position in the run; `first_step` is the step at which this process began.
-    `diverged` is True after a NaN or infinity. `stopped` is the name of the callback that stopped the run, or None.
+    `keras_vit` calls `model.fit` for each epoch, but the callbacks see a single run. `every` is the number of steps
+    between checkpoints. `params` is the dict that callbacks get in `set_params`. The attributes `epoch`, `batch` and
+    `step` are the position in the run, and `first_step` is the step at which this process began. `diverged` is True
+    after a NaN or infinity. `stopped` is the name of the callback that stopped the run, or None.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):
@@ -48,7 +49,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         super().set_params(params)
         for callback in self.callbacks:
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                # In the last epoch, the callback would drop the weights before averaging. A longer run needs them.
+                # In its last epoch, SwapEMAWeights deletes the trained weights. Add an epoch, so that it keeps them.
                 callback.set_params({**params, "epochs": params["epochs"] + 1})
 
     def begin(self, record, allow):
@@ -89,7 +90,7 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     @property
     def ended(self):
-        """True if nothing is left to train."""
+        """True if a callback stopped the run, or all epochs are trained."""
         return self.stopped is not None or self.diverged or self.epoch >= self.params["epochs"]
 
     def end(self):
@@ -105,11 +106,11 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_end")
 
     def undo_average(self):
-        """Restores the trained weights. At the end of an epoch, `model.fit` replaces them by their moving average."""
+        """Restores the trained weights, which `model.fit` replaced by their moving average at the end of an epoch."""
         if self.arrays:
             assign(self.trained, self.arrays, None, "model")
 
-    # `model.fit` calls these methods once per epoch, so they do nothing. `begin` and `end` replace them.
+    # The next two methods do nothing, because `model.fit` calls them in each epoch. `begin` and `end` replace them.
     def on_train_begin(self, logs=None):
         pass
 
@@ -124,7 +125,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self.offset = self.batch
 
     def restore_generators(self):
-        """Restores PyTorch's random states before the first batch is read, but after Keras' data loader used them."""
+        """Restores the states of PyTorch's random generators. Call it after Keras has made its data loader."""
         states, self.generators = self.generators, {}
         set_generator_states(states)
 
@@ -140,7 +141,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_batch_end", batch, logs)
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
-        # Do not save after the last step of an epoch: `on_epoch_end` saves it as the start of the next epoch.
+        # Do not save after the last step of an epoch, because `on_epoch_end` saves it as the start of the next epoch.
         elif self.step - self.saved_step >= self.every and self.batch != self.params["steps"]:
             self._save()
 
@@ -161,20 +162,20 @@ class ResumableRun(keras.callbacks.CallbackList):
                 self.stopped = next(names, _UNKNOWN_STOPPER)
 
     def _check_record(self, slot, allow):
-        """Raises if the checkpoint's record differs from this run in a part that `allow` does not contain."""
+        """Raises an error if the checkpoint is of a different run. Differences in the settings `allow` are accepted."""
         saved, here = slot.facts["record"], self.record
         rate = plain_rate(self.trained.optimizer)
         if rate is not None and here["learning_rate"] != saved["learning_rate"]:
             number = next(i for i, variable in enumerate(self.trained.optimizer.variables) if variable is rate)
-            # If a process calls `fit` again, the optimizer still has the last rate of the first call.
+            # If a process calls `fit` twice, the optimizer still has the last learning rate of the first call.
             if here["learning_rate"] == float(slot.arrays[f"optimizer/{number:05d}"]):
                 here["learning_rate"] = saved["learning_rate"]
             else:
                 self.new_rate = here["learning_rate"]
         if {"data", "seed"} & set(allow):
-            # The value of the loss depends on the labels of the first batch.
+            # With other data, do not compare the value of the loss, because it depends on the labels of a batch.
             here["loss"].pop("value", None)
-        # Process 0 wrote the record. Other processes have other images.
+        # Only process 0 compares, because it wrote the checkpoint. The other processes read other images.
         for part in PARTS if process_id() == 0 else ():
             found = None if part in allow else difference(saved[part], here[part], part)
             if found:
@@ -184,7 +185,7 @@ class ResumableRun(keras.callbacks.CallbackList):
                 )
 
     def _states(self, slot):
-        """Returns the callbacks' states in a checkpoint, by name; prints which callbacks are new or missing."""
+        """Returns {name: state} of the callbacks in a checkpoint. Prints which callbacks are new or missing."""
         if slot is None:
             return {}
         saved = {name: callback_states.unpack(state, slot.arrays) for name, state in slot.facts["callbacks"]}
@@ -199,7 +200,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         """Restores the model, the optimizer, the metrics and the callbacks from the checkpoint."""
         slot, self.slot = self.slot, None
         for callback in () if self.batch else self.swaps:
-            # A checkpoint at the end of an epoch contains the average. These calls set the callback's state to this.
+            # The model has the averaged weights at the end of an epoch. These calls put SwapEMAWeights into this state.
             callback.on_epoch_begin(self.epoch)
             callback.on_epoch_end(self.epoch)
         assign(self.model, slot.arrays, slot.facts, "model", "optimizer", *(["metrics"] if self.batch else []))
@@ -218,7 +219,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         """Writes a checkpoint if the run has not diverged. If a weight is not finite, stops the run instead."""
         if self.diverged:
             return
-        # On JAX, reading `self.model` copies the training state to the variables.
+        # On JAX, reading `self.model` copies the state of the training to the model's variables.
         model = self.model
         arrays = model_arrays(model) | generator_states()
         for i, variable in enumerate(model.variables):
@@ -241,7 +242,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             except TypeError as error:
                 raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
             facts["callbacks"].append([name, state])
-        # A resumed run derives all processes' seeds from process 0. Do this now too, so that both runs are equal.
+        # A resumed run takes all seeds from process 0. Do this at each checkpoint too, so that both runs are equal.
         spread_seeds(model)
         try:
             if process_id() == 0:
@@ -256,7 +257,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             self._keep(arrays)
 
     def _keep(self, arrays):
-        """Stores the weights at the end of an epoch if `model.fit` replaces them by their average."""
+        """Stores the weights at the end of an epoch, if `model.fit` will replace them by their average."""
         if _averages(self.trained.optimizer):
             self.arrays = {name: array for name, array in arrays.items() if name.startswith("model/")}
 
@@ -271,7 +272,7 @@ class ResumableRun(keras.callbacks.CallbackList):
 
 
 def _floats(logs):
-    """Converts the scalars of a log to floats, as Keras does."""
+    """Converts the scalars of a dict of logs to floats, as Keras does."""
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in (logs or {}).items()}
 
 

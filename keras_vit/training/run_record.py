@@ -12,16 +12,17 @@ from keras_vit.prediction.inputs import functional_graph, to_numpy
 from keras_vit.training.epochs import is_arrays
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "data", "loss", "callbacks")
-# Compare arrays up to this size as a whole, and larger arrays by a sample of rows.
+# Compare all rows of an array of at most _WHOLE_BYTES, and a sample of _ROWS rows of a larger array.
 _WHOLE_BYTES, _ROWS = 2**26, 4096
-# Module names differ between backends and versions. Checkpoints contain the states of generators, so seeds may differ.
+# Configs are compared without these keys. Module names differ between backends and versions. Seeds may differ, because
+# checkpoints contain the states of random generators.
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
 def describe_run(model, data, batch=None):
-    """Returns the configs of a compiled model, its optimizer and its loss, and `data`, as a dict of JSON values."""
+    """Returns a dict of JSON values: the configs of a compiled model, its optimizer and its loss, and `data`."""
     rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
-    # Weights that are not in `model.variables`, such as the teacher's weights in a distiller.
+    # Checkpoints do not contain these weights, such as the teacher's in a distiller, so the record has their hashes.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     return {
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
@@ -33,7 +34,7 @@ def describe_run(model, data, batch=None):
 
 
 def _loss_value(model, batch):
-    """Returns the loss of random outputs, to distinguish functions of the same name; {} if it cannot be computed."""
+    """Returns {"value": loss of random outputs}, to distinguish losses with the same name. Returns {} if it fails."""
     graph, loss = functional_graph(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
@@ -44,27 +45,27 @@ def _loss_value(model, batch):
         function = loss.call if isinstance(loss, keras.losses.Loss) else loss
         values = function(*map(keras.ops.convert_to_tensor, (batch[1], outputs)))
         return {"value": f"{float(keras.ops.mean(values)):.4g}"}
-    # A loss may need other outputs, for example of two heads.
+    # The loss may need outputs of another structure, for example of two heads.
     except Exception:
         return {}
 
 
 def plain_rate(optimizer):
-    """Returns the variable of a learning rate that is not a schedule, else None."""
+    """Returns the variable of an optimizer's learning rate, or None if the learning rate is a schedule."""
     rate = getattr(optimizer, "learning_rate", None)
     return rate if isinstance(rate, keras.Variable) else None
 
 
 def describe_data(data, batch, steps, **options):
-    """Describes the data of `fit`, its first batch, and options such as the order and class weights."""
+    """Returns a dict that describes the data of `fit`, its first batch, and options such as class weights."""
     options["steps"] = steps
     if is_arrays(data):
         arrays = keras.tree.flatten(data)
         return {**options, "arrays": [_digest(array) for array in arrays if array is not None]}
-    # Compare names only, because a restarted job may find the files in another folder.
+    # Compare only the names of files, because they may be in another folder when the run is started again.
     files = [os.path.basename(path) for path in getattr(data, "file_paths", None) or ()]
     spec, num_shards = getattr(data, "element_spec", None), getattr(data, "num_shards", 1)
-    # One process may resume a run of several processes, so describe whole batches.
+    # Describe the batches of all processes together, because a run may be resumed with another number of processes.
     if num_shards > 1:
         spec = keras.tree.map_structure(lambda x: type(x)((x.shape[0] * num_shards, *x.shape[1:]), x.dtype), spec)
     names = getattr(data, "class_names", None)
@@ -77,11 +78,11 @@ def describe_data(data, batch, steps, **options):
 
 
 def difference(saved, here, place=""):
-    """Describes the first difference of two records, at a key that both have; None if there is no difference."""
+    """Returns a text about the first difference of two dicts, in a key that both have, or None. `place` is its key."""
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
-        # Name the item of a list of layers by the name of the layer.
+        # In a list of layers, write the layer's name in place of its number.
         configs = [value.get("config", value) if isinstance(value, dict) else {} for value in here]
         names = [config.get("name", i) if isinstance(config, dict) else i for i, config in enumerate(configs)]
         pairs = [*zip(names, saved, here, strict=False), ("length", len(saved), len(here))]
@@ -100,7 +101,7 @@ def _config(thing):
         if hasattr(thing, "get_config"):
             return {"class": kind, **thing.get_config()}
         return keras.saving.serialize_keras_object(thing)
-    # A user's own class may have no config, or its `get_config` may fail.
+    # A class that the user wrote may have no `get_config`, or it may fail.
     except Exception:
         plain = {"loss", "stop_training", *vars(keras.Model(name="plain"))}
         own = {name: value for name, value in vars(thing).items() if name[0] != "_" and name not in plain}
@@ -129,7 +130,7 @@ def _clean(value):
 
 
 def _digest(array):
-    """Describes an array by its shape and, if it is dense, by a digest of its rows or of a sample of rows."""
+    """Returns a text with an array's shape and, if it is dense, with a hash of its rows or of a sample of its rows."""
     described = {"shape": [int(size or 0) for size in array.shape]}
     try:
         whole = getattr(array, "nbytes", 0) <= _WHOLE_BYTES

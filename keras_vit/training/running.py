@@ -134,7 +134,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     synchronize(trained)
     compile_long_run(trained, length.total, verbose)
 
-    # A run that is resumed must have the same settings and images.
+    # The settings and images that must be the same when the run is resumed.
     facts = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS}
     facts |= {"train_images": train.num_images, "test_images": test.num_images, "weights": str(weights), "seed": seed}
     files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
@@ -144,17 +144,17 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     path = out / "recipe.json"
     if path.is_file() and CheckpointSlots(checkpoints).paths():
         here, other = json.loads(json.dumps(facts)), json.loads(path.read_text(encoding="utf-8"))
-        # A setting that is missing in `recipe.json` is newer than that run, and is not compared.
+        # If `recipe.json` lacks a setting, the run is older than the setting, so do not compare it.
         different = sorted(key for key in here if here[key] != other.get(key, here[key]))
         if listed := ", ".join(f"{key}={other[key]!r} and not {here[key]!r}" for key in different):
             expected = "Expected `out` to be a new folder, or the folder of the same run"
-            raise ValueError(f"{expected}. {str(out)!r} holds one with {listed}")
+            raise ValueError(f"{expected}. Received: {str(out)!r}, the folder of a run with {listed}")
     lengths_of_fit = {"epochs": length.total / length.epoch, "steps_per_epoch": length.epoch}
     preflight(trained, train, validation_data=test, **lengths_of_fit, verbose=int(verbose != 0))
     if writes:
         out.mkdir(parents=True, exist_ok=True)
         _write(path, facts)
-    # Store only the names of broken images, because datasets are too large.
+    # Keep only the names of broken images from the datasets of earlier epochs, because a dataset takes much memory.
     broken, reading = set(), train
 
     # `fit` calls this function twice for the first epoch.
@@ -169,7 +169,6 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     logs = [ReduceMetrics()]
     if writes:
         logs.append(keras.callbacks.CSVLogger(out / "history.csv"))
-    # TensorBoard is an optional package.
     if writes and importlib.util.find_spec("tensorboard"):
         logs.append(keras.callbacks.TensorBoard(out / "tensorboard"))
     resumed = {"resume": checkpoints, "save_every": save_every, "seed": seed, "callbacks": [*logs, *callbacks]}

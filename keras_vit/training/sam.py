@@ -8,7 +8,7 @@ from keras_vit.training.checkpoints import generator_states, set_generator_state
 
 
 class _Gradients:
-    """Replaces the optimizer to record the gradients of Keras' own train step on any backend."""
+    """Stands in for the optimizer in Keras' train step, and stores the gradients without changing a weight."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -75,7 +75,7 @@ class SAM(TrainingWrapper):
         self._optimizer, self._recorder = value, None
 
     def train_step(self, *args):
-        # On JAX, Keras passes the state of the model as well, and the step returns it.
+        # On JAX, Keras calls this with (state, data), and the result contains the new state of the model.
         return self._stateless_train_step(*args) if len(args) == 2 else self._stateful_train_step(*args)
 
     def _stateless_train_step(self, state, data):
@@ -98,7 +98,7 @@ class SAM(TrainingWrapper):
             if step is not None:
                 weight.assign(value + ops.cast(step, value.dtype))
         _assign(others, before)
-        # The second gradient must draw the same random numbers as the first.
+        # Compute the second gradient with the same random numbers as the first.
         set_generator_states(generators)
         gradients, _ = self._gradients(data)
         _assign(weights, centre)
@@ -107,7 +107,7 @@ class SAM(TrainingWrapper):
         return logs
 
     def _gradients(self, *args):
-        """Returns the gradients of Keras' own train step, and its result."""
+        """Runs Keras' train step, and returns its gradients and its result."""
         self._recorder = recorder = _Gradients(self._optimizer)
         try:
             result = super().train_step(*args)
@@ -116,10 +116,10 @@ class SAM(TrainingWrapper):
         return recorder.gradients, result
 
     def _steps(self, gradients):
-        """Returns the change of each weight to the nearby weights of the largest loss; None without a gradient."""
+        """Returns the change of each weight, `rho * g / ||g||`, or None for a weight without a gradient."""
         gradients = whole_batch_gradients(gradients)
         squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None]
-        # A norm of 0 gives a step of 0.
+        # If the norm is 0, the weights do not change.
         scale = self.rho / ops.maximum(ops.sqrt(sum(squares)), 1e-12)
         return [None if g is None else ops.cast(g, "float32") * scale for g in gradients]
 

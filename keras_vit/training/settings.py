@@ -20,7 +20,7 @@ from keras_vit.training.optimizers import DECAYS, SGD, AdamW, LayerDecay, Warmup
 from keras_vit.training.trainable import enable_lora, freeze
 from keras_vit.weights.hub import is_name
 
-# Arguments of builders that `Recipe.model` must not contain: other fields, the data or `run` set them.
+# `Recipe.model` must not contain these arguments of a builder, because other fields, the data or `run` set them.
 _NOT_FOR_MODEL = {"variant", "image_size", "num_classes", "weights", "include_preprocessing"}
 _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
 # Fields that only describe a recipe.
@@ -35,7 +35,7 @@ _CHECKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A training run: the model, the data, the optimizer and the length.
+    """The settings of a training run: the model, the data, the optimizer and the length.
 
     Args:
         name: The name on the command line.
@@ -70,7 +70,7 @@ class Recipe:
         sam: The radius of sharpness-aware minimization; None for none.
 
     Raises:
-        ValueError: If a field is out of range, or two contradict each other.
+        ValueError: If a field is out of range, or two fields contradict each other.
 
     Example:
     >>> recipe = keras_vit.training.RECIPES["finetune_pets"]
@@ -208,7 +208,7 @@ class Recipe:
 
 
 def _checked(key, value, kind):
-    """Returns the value in the field's type, or raises."""
+    """Returns `value` as the type `kind` of the field `key`, or raises a ValueError."""
     if isinstance(value, list):
         value = tuple(value)
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -242,7 +242,7 @@ def build(recipe, num_classes, weights=None, class_names=None):
 
 
 def optimizer(recipe, model, total_steps, warmup_steps):
-    """Builds a recipe's optimizer; only `layer_decay` uses `model`."""
+    """Builds the optimizer of a recipe. `model` is used only if the recipe has `layer_decay`."""
     schedule = WarmupDecay(recipe.learning_rate, total_steps, warmup_steps, recipe.decay)
     options = {"global_clipnorm": recipe.clip}
     if recipe.accumulate > 1:
@@ -257,7 +257,7 @@ def optimizer(recipe, model, total_steps, warmup_steps):
 
 
 def loss(recipe, one_hot):
-    """Builds the loss of a recipe for logits. If `one_hot`, labels have one number per class."""
+    """Builds the loss of a recipe for logits. If `one_hot`, the labels have one number for each class."""
     if recipe.loss == "sigmoid":
         # The recipe's source sums the loss over the classes, and Keras would average it.
         return _SumOverClasses(from_logits=True)
@@ -286,7 +286,7 @@ def kind_of_labels(recipe, spec):
 
 
 def metrics(num_classes, one_hot, kind):
-    """Returns a classifier's metrics for `compile`; `kind` is from `kind_of_labels`."""
+    """Returns a classifier's metrics for `compile`. `kind` is the result of `kind_of_labels`."""
     if kind == "multi_hot":
         return [
             keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0),
@@ -300,7 +300,7 @@ def metrics(num_classes, one_hot, kind):
 
 
 class Lengths(NamedTuple):
-    """The lengths in steps of the run, of the warm-up and of an epoch. An epoch ends with an evaluation."""
+    """The lengths of the run, the warm-up and an epoch, in steps. An epoch ends with an evaluation."""
 
     total: int
     warmup: int
@@ -329,6 +329,6 @@ def lengths(recipe, num_images, num_test_images):
             *(total, warmup, total // 10),
         )
         warmup = total // 10
-    # Join short epochs, so that evaluating and saving do not take more time than training.
+    # If epochs are short, join several of them, so that evaluating and saving do not take more time than training.
     epoch = max(math.ceil(steps), num_test_images // recipe.batch_size, min(25, total // 20))
     return Lengths(total, warmup, min(total, epoch))

@@ -57,7 +57,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     trained, frozen = list(parts.others), [*parts.below, *parts.blocks[:blocks]]
     (frozen if blocks is None else trained).extend(parts.above)
     trained += [] if blocks is None else parts.blocks[blocks:]
-    # Layers that are not built yet may get weights.
+    # A layer that is not built yet may get weights later.
     if not any(layer.weights or not layer.built for layer in trained):
         raise ValueError(
             f"Expected a model with weights left to train. Received: model {model.name!r}, which has no weights "
@@ -96,8 +96,8 @@ def enable_lora(
     """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the rest, in place.
 
     The outputs do not change before training. Compile the model afterwards. Do not set `trainable` of its layers, since
-    Keras would unfreeze the kernels too. A .keras file keeps LoRA and the frozen state; a clone by
-    `keras.models.clone_model` has new updates. Returns `Parameters(trainable, frozen)`.
+    Keras would unfreeze the kernels too. A .keras file contains the LoRA weights and which layers are frozen. In a
+    clone by `keras.models.clone_model`, the LoRA weights are new. Returns `Parameters(trainable, frozen)`.
 
     Args:
         model: A ViT, CoAtNet or VT-ResNet of this package, with its own head or yours, or a model that nests one.
@@ -128,7 +128,7 @@ def enable_lora(
     for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
     for block in parts.blocks:
-        # Units of a ResNet have no dense layers. Freezing these units also keeps the statistics of their norms.
+        # Freeze the residual units of a ResNet, which have no dense layers, with the statistics of their norms.
         block.trainable = isinstance(block, CompositeLayer)
         for dense in _dense_layers([block]):
             dense.enable_lora(rank, lora_alpha=alpha)
@@ -163,7 +163,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     unfreeze(merged)
     # Match weights by order, because two layers of a nested model may have weights with the same path.
     for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
-        # Copy the value: on JAX, training and predicting donate arrays, so two models must not share them.
+        # Copy the value. On JAX, training and predicting delete a model's arrays, so two models must not share them.
         weight.assign(ops.copy(value))
     plain = _dense_layers(_parts(merged).blocks)
     for old, new in zip(layers, plain, strict=True):
@@ -174,7 +174,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _refuse_quantized(model, layers):
-    """Raises if a layer to train has an integer kernel, which has no gradient. Kernels in float8 have gradients."""
+    """Raises an error if a layer to train has an integer kernel, which has no gradient, unlike a float8 kernel."""
     within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
     if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(
@@ -196,7 +196,7 @@ def _without_lora(config):
 
 def _parts(model):
     parts = find_parts(model)
-    # EfficientNet has dense layers only in squeeze-and-excitation, which LoRA does not support.
+    # The only dense layers of an EfficientNet are in squeeze-and-excitation, which LoRA does not support here.
     if config_of(parts.models[-1]).family == "efficientnet" or not _dense_layers(parts.blocks):
         raise ValueError(
             "Expected a model of this package's builders, with transformer blocks. "
@@ -206,5 +206,4 @@ def _parts(model):
 
 
 def _dense_layers(blocks):
-    """Returns the dense layers in the blocks."""
     return [dense for block in blocks if isinstance(block, CompositeLayer) for dense in block.dense_layers()]

@@ -52,9 +52,9 @@ def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == saved
     with pytest.raises(ValueError, match="`seed`. Expected an integer of at least 0. Received: -1"):
         training.run(recipe, images, tmp_path / "run", seed=-1)
-    with pytest.raises(ValueError, match=r"holds one with batch_size=4 and not 5"):
+    with pytest.raises(ValueError, match=r"a run with batch_size=4 and not 5"):
         training.run(recipe.replace({"batch_size": 5}), images, tmp_path / "run", **options)
-    with pytest.raises(ValueError, match=r"holds one with files=.*test_images=8 and not 4, train_images=12 and not 16"):
+    with pytest.raises(ValueError, match=r"a run with files=.*test_images=8 and not 4, train_images=12 and not 16"):
         training.run(recipe, data.splits(folder, holdout=0.2), tmp_path / "run", **options)
 
 
