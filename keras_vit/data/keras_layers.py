@@ -61,7 +61,7 @@ def seeded(layer, inputs):
 
 
 def unchecked(layer, name="keras's layer"):
-    """Does the same as `seeded` for inputs of any shape, without its checks. Errors call the layer `name`."""
+    """Does the same as `seeded` for inputs of any shape, without its checks. `name` is the layer's name in errors."""
     draws = _Draws()
     layer = _replaced(layer, draws, name)
 

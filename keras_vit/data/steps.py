@@ -92,7 +92,7 @@ class Mix:
 
 
 def mixer(layer, image, num_classes):
-    """Returns a mixing layer as a function of (images, labels, seed), for images of the shape `image`."""
+    """Returns a function of (images, labels, seed) that calls a layer such as MixUp. `image` is the image shape."""
     mix = seeded(layer, {"images": tf.TensorSpec((None, *image)), "labels": tf.TensorSpec((None, num_classes))})
 
     def call(images, labels, seed):
@@ -135,7 +135,7 @@ class Steps:
         )
 
     def _seed(self, index):
-        """Returns the seed of an image from its index over all epochs."""
+        """Returns the seed of an image. `index` is its number, counted through all epochs."""
         return tf.stack([self._root, index])
 
     def _decode(self, index, record):

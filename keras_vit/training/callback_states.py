@@ -100,7 +100,7 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns {name: value as text} of a custom callback's attributes. They may be state that checkpoints lack."""
+    """Returns {name: value as text} of a custom callback's attributes, which checkpoints do not contain."""
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
     keras_own = {*_NO_STATE, *(_attributes(callback) or ())}

@@ -243,7 +243,7 @@ def look(data, batch_size=32, name="data"):
 
 
 def _joined(parts):
-    """Concatenates one array per batch. If the shapes differ, returns the first array. If one is missing, None."""
+    """Concatenates the arrays of several batches. Returns the first array if shapes differ, None if one is None."""
     if not all(isinstance(part, np.ndarray) for part in parts):
         return None
     return np.concatenate(parts) if len({part.shape[1:] for part in parts}) == 1 else parts[0]

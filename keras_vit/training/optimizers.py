@@ -22,25 +22,25 @@ def warmup(step, warmup_steps):
 
 
 def constant(step, peak, total_steps, warmup_steps=0):
-    """Warms up, then stays at `peak`."""
+    """Returns a learning rate that rises linearly from 0 to `peak` in `warmup_steps`, then stays at `peak`."""
     del total_steps
     return peak * warmup(step, warmup_steps)
 
 
 def linear(step, peak, total_steps, warmup_steps=0, end=1e-5):
-    """Warms up to `peak`, then falls linearly to `end` at `total_steps`. The official code has `end` = 1e-5."""
+    """Returns a learning rate that warms up to `peak`, then falls linearly to `end` at step `total_steps`."""
     lr = end + (peak - end) * (1 - _progress(step, total_steps, warmup_steps))
     return lr * warmup(step, warmup_steps)
 
 
 def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
-    """Warms up to `peak`, then falls along half a cosine to `end` at `total_steps` (arXiv 1608.03983, no restarts)."""
+    """Returns a learning rate that warms up to `peak`, then falls along half a cosine to `end` at `total_steps`."""
     wave = _library(step).cos(math.pi * _progress(step, total_steps, warmup_steps))
     return (end + (peak - end) * 0.5 * (1 + wave)) * warmup(step, warmup_steps)
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Warms up to `peak`, falls as an inverse square root (arXiv 2106.04560, section 3.5), then linearly to 0."""
+    """Returns the learning rate of arXiv 2106.04560, section 3.5: an inverse square root, then a linear fall to 0."""
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:
@@ -273,10 +273,10 @@ class LayerDecay(keras.optimizers.Optimizer):
 
     @classmethod
     def from_model(cls, optimizer, model, decay=0.75, **options):
-        """Wraps an optimizer for a model: the factor is `decay` to the power of a layer's distance from the top.
+        """Wraps an optimizer for a model, with smaller factors for layers nearer to the input.
 
-        The head and all layers after the last block have factor 1. Each block has `decay` times the factor of the block
-        above it, and all layers below the first block have `decay` times its factor.
+        The head and all layers after the last block have the factor 1. Each block has `decay` times the factor of the
+        block after it, and all layers before the first block have `decay` times the factor of the first block.
 
         Args:
             optimizer: As in `LayerDecay`.

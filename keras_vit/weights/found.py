@@ -68,7 +68,7 @@ class Found:
             self.unknown[name] = reason
 
     def doubt(self, reasons):
-        """Marks the fields in {field: reason} as unknown, but keeps a value of `num_heads`, which the shapes show."""
+        """Marks the fields in {field: reason} as unknown. Only `num_heads` keeps its value if it already has one."""
         for name, reason in reasons.items():
             if name != "num_heads" or name not in self.values:
                 self.leave(reason, name)

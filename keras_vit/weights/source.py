@@ -120,7 +120,7 @@ class Source:
         return dataclasses.replace(self, names=names)
 
     def find(self, weight):
-        """Returns the `Name` for the path of a model weight, or None."""
+        """Returns the `Name` (file keys and codec) for the path of a model weight, or None."""
         for path, name in self.names.items():
             numbers = _numbers(path, weight)
             if numbers is not None:
