@@ -94,7 +94,7 @@ class Augmentation:
 
 
 def augmentation(value):
-    """Returns the `Augmentation` for a policy, its name, a layer, a list of these, or None."""
+    """Returns the `Augmentation` for a value of `augment`: a policy, its name, a layer, a list of these, or None."""
     parts = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
     layers = [part for part in parts if isinstance(part, keras.layers.Layer)]
     policies = [part for part in parts if not isinstance(part, keras.layers.Layer)]

@@ -1,4 +1,4 @@
-"""Handles images that cannot be decoded: skips them, fills their places and lists them in a warning."""
+"""Skips images that cannot be decoded, puts other images in their places, and lists them in a warning."""
 
 import itertools
 import os
@@ -105,7 +105,7 @@ def replace_broken(
         def repeated():
             order = tf.range(tf.shape(indices)[0]) % tf.shape(images)[0]
             if weighted:
-                # Use the last readable image up to each place, or the first readable image.
+                # Replace a broken image by the readable image before it, or else by the first readable image.
                 order = tf.maximum(tf.cumsum(tf.cast(~missing, "int32")) - 1, 0)
             return tf.nest.map_structure(lambda x: tf.gather(x, order), (images, labels))
 

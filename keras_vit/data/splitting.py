@@ -45,7 +45,7 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # If more than half of the rows have a label of their own, the labels are regression targets, not classes.
+        # If there are more different labels than half of the rows, they are regression targets, not classes.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
