@@ -163,7 +163,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
     unfreeze(merged)
     # Match weights by order, because two layers of a nested model may have weights with the same path.
     for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
-        # Copy the value. On JAX, training and predicting may delete a model's arrays, so two models must not share them.
+        # Copy the value. On JAX, training and predicting can delete arrays of a model, so models must not share any.
         weight.assign(ops.copy(value))
     plain = _dense_layers(_parts(merged).blocks)
     for old, new in zip(layers, plain, strict=True):

@@ -50,7 +50,8 @@ class Source:
     prefixes: tuple = ()
     # (prefix of keys, template of keys for each block) if an array may contain all blocks, along its first axis.
     stacked: tuple | None = None
-    # {config field or other name: entries that replace entries of `names`, for configs with the field or these keys}.
+    # Some models have other keys: {name: entries that replace entries of `names`}. They apply if the file contains
+    # these keys. When a file is written, they apply if `name` is a config field that is set.
     spellings: dict = dataclasses.field(default_factory=dict)
     # The activation of gated MLPs, if it differs from `activation`.
     gated_activation: str | None = None
@@ -60,7 +61,7 @@ class Source:
     family: str = "vit"
     # Regular expression of a key that only this source's files have, if other sources have the same first layer.
     mark: str | None = None
-    # The values of model_type in transformers folders.
+    # The values of `model_type` in config.json of transformers folders with this format.
     model_types: tuple = ()
 
     def canonical_keys(self, keys):

@@ -1,4 +1,4 @@
-"""Reads and writes the parts of timm's config.json that all families share."""
+"""Reads and writes the keys of timm's config.json that all model families share."""
 
 import re
 

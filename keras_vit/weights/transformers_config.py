@@ -1,4 +1,4 @@
-"""Reads and writes the parts of transformers' config.json and preprocessor_config.json that all families share."""
+"""Reads and writes the keys of transformers' config.json and preprocessor_config.json that all families share."""
 
 import functools
 import json

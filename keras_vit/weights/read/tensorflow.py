@@ -8,7 +8,7 @@ from keras_vit.weights.read.file import Entry, WeightsFile, checked, imported, r
 
 # The suffix of the moving average of a variable. The published weights are moving averages.
 AVERAGE = "ExponentialMovingAverage"
-# An optimizer's variables for a weight have these names.
+# The optimizer stores variables for each weight under these names.
 _SLOTS = r"RMSProp(_\d+)?|Momentum|Adam(_\d+)?|Adagrad"
 # The last bytes of an index.
 _MAGIC = bytes.fromhex("57fb808b247547db")
