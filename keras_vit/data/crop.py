@@ -43,8 +43,8 @@ class Crop:
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
-        max_pixels: Integer, the largest height x width of an image. For a JPEG, height x width x number of scans may
-            be 16 times as large.
+        max_pixels: Integer, the largest height x width of an image. The product of height, width and number of scans
+            of a JPEG may be 16 times as large.
         arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
 
     Call arguments:

@@ -66,7 +66,7 @@ def from_directory(
 
 
 def read_folder(path, *, class_names=None, validation_split=None, subset="training", seed=0, may_lack=False, **options):
-    """Implements `from_directory`. With `may_lack`, classes may have no images; the other labels stay the same."""
+    """Implements `from_directory`. With `may_lack`, classes may have no images. No label of another class changes."""
     path = Path(arguments.path("path", path))
     if not path.is_dir():
         expected = "`path` to be a folder with one subfolder for each class"

@@ -20,7 +20,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for the unknown arguments `removed`. For arguments of version 0.2 it names the replacement."""
+    """Raises a TypeError for the unknown arguments `removed`. It names the replacements of version 0.2."""
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")
@@ -262,7 +262,7 @@ def pipeline(
         else:
             filler = placeholder if pad_remainder else None
             data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
-        # Use threads only for mixing, because the other work of `finish` takes less time than starting a thread.
+        # Use threads only for mixing, because the rest of `finish` takes less time than starting a thread.
         data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)

@@ -162,7 +162,7 @@ class Steps:
         return index, image, beside
 
     def finish(self, index, images, beside, missing):
-        """Returns (index, missing, batch). `beside` is (labels, weights), and `missing` are the broken records."""
+        """Returns (index, missing, batch) from the results of earlier steps. `missing` are the broken records."""
         if self._labels is None:
             return index, missing, images
         label, *weight = beside

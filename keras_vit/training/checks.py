@@ -39,7 +39,7 @@ _IMAGES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What `preflight` found out about a training run; unknown fields are None. `print(findings)` shows a summary."""
+    """The findings of `preflight` about a training run; unknown fields are None. `print(findings)` shows a summary."""
 
     model: str  # name of the model
     num_images: int | None  # per epoch

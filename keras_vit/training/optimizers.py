@@ -15,7 +15,7 @@ from keras_vit.models.backbone import find_parts
 
 
 def warmup(step, warmup_steps):
-    """Returns the factor of a linear warm-up, which rises from 0 to 1. Without warm-up steps, it is always 1."""
+    """Returns the factor of a linear warm-up, which rises from 0 to 1. It is always 1 if `warmup_steps` is 0."""
     if not warmup_steps:
         return _library(step).ones_like(step)
     return _library(step).minimum(1.0, step / warmup_steps)

@@ -44,7 +44,7 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
         path: Path of the file.
         sha256: The published SHA-256, 64 hexadecimal digits, or None.
         sha256_prefix: The first digits of the published SHA-256, or None.
-        pin: Path of a text file like those of `sha256sum`. If no full hash was published, it stores the file's hash
+        pin: Path of a `sha256sum` file. If no full hash was published, it stores the hash of the downloaded file
             after the first check, for later checks.
         check: Function of the path that raises ValueError for a wrong file.
     """

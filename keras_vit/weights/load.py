@@ -254,7 +254,7 @@ class Plan:
     def _adapt_positions(self, weight, embeddings, shape):
         there, here = self.there.grid, self.here.grid
         if there is None or here is None:
-            # Without both grids, the table cannot be resized.
+            # The table can be resized only if both grids are known.
             return embeddings
         num_there, num_here = self.there.num_prefix_positions, self.here.num_prefix_positions
         prefix, patches = embeddings[:, :num_there], embeddings[0, num_there:]

@@ -104,7 +104,7 @@ def refusing_damage(path, what=None, also=()):
         yield
     except RefusedError:
         raise
-    # For damaged contents, libraries raise errors of any class without an errno. A damaged offset gives errno EINVAL.
+    # If contents are damaged, libraries raise errors of any class without an errno. A damaged offset gives EINVAL.
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):
