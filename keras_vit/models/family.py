@@ -140,6 +140,9 @@ _TRANSLATIONS = {
     "global_pool": "pooling=",
     "init_values": "layer_scale_init=",
     "layer_norm_eps": "layer_norm_epsilon=",
+    "pooling": "num_classes=0 for features, which this model always averages",
+    "variant": 'a builder of all variants, as in keras_vit.ViT("B/16")',
+    "weights": "keras_vit.from_pretrained(path)",
     "multi_label": 'task="multi_label" instead of True',
     "regression": 'task="regression" instead of True',
 }
@@ -343,11 +346,14 @@ def cut_from(model, inputs, outputs, **kwargs):
 
 
 def _unknown(name, value, function, known):
-    hint = arguments.nearest(name, known) or f". See help(keras_vit.{function}) and the fields of its config"
-    meant = _TRANSLATIONS.get(name)
+    meant, hint = _TRANSLATIONS.get(name), arguments.nearest(name, known)
     # Suggest an argument only if this family has it.
     if meant and ("=" not in meant or meant.partition("=")[0] in {*known, "weights"}):
         hint = f". Use {meant}"
+    elif meant and f"{name}s" not in known:
+        # This family does not have the argument, and a similar name would mean something else.
+        hint = ""
+    hint = hint or f". See help(keras_vit.{function}) and the fields of its config"
     return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")
 
 

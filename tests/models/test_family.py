@@ -133,6 +133,7 @@ def test_dict_changes_single_fields_of_the_preprocessing():
         ("mean", 0.5, r"Use preprocessing=keras_vit.Preprocessing\("),
         ("multi_label", True, 'Use task="multi_label"'),
         ("regression", False, 'Use task="regression" instead of True'),
+        ("variant", "base", r'Use a builder of all variants, as in keras_vit.ViT\("B/16"\)'),
         ("num_clases", 3, "Did you mean 'num_classes'"),
     ],
 )
@@ -150,14 +151,16 @@ def test_changed_preprocessing_keeps_the_builders_constants():
     assert gray.mean == pytest.approx([np.mean(usual.mean)])
 
 
-@pytest.mark.parametrize("name", ["depth", "embed_dim", "global_pool"])
+@pytest.mark.parametrize("name", ["depth", "embed_dim", "global_pool", "mlp_ratio"])
 def test_translation_names_no_argument_that_the_family_lacks(name):
-    with pytest.raises(ValueError, match=f"argument of keras_vit.BiTR50x1. Received: {name}=2") as caught:
-        keras_vit.BiTR50x1(**{name: 2})
-    assert not re.search("num_layers|hidden_dim|pooling=", str(caught.value))
+    for builder in (keras_vit.BiTR50x1, keras_vit.CoAtNet0):
+        with pytest.raises(ValueError, match=f"argument of keras_vit.{builder.__name__}. Received: {name}=2") as caught:
+            builder(**{name: 2})
+        assert not re.search("num_layers|hidden_dim|pooling=|head_dim|se_ratio", str(caught.value))
 
 
 def test_pooling_of_other_libraries_is_translated():
+    refuses("pooling='avg'. Use num_classes=0 for features", keras_vit.BiTR50x1, pooling="avg")
     for pooling, hint in {"avg": 'Did you mean "gap"', "max": "No layer .* pools the maximum"}.items():
         refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
     refuses(r"`pooling`. Expected one of 'token', .*Received: \['avg'\]", keras_vit.ViTB16, pooling=["avg"])

@@ -90,6 +90,8 @@ def _meant(variant):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
     plain = re.sub("|".join(WORDS), lambda word: WORDS[word[0]], plain)
+    if (size := plain.strip("_-")) in SIZES:
+        plain += "14" if size in ("H", "g") else "16"
     known = [f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
     known += [f"{name}+{size}/{number}" for name, number in STEMS for size in SIZES]
     return arguments.nearest(plain, known)

@@ -22,9 +22,11 @@ def test_other_spelling_of_a_variant_is_recognised(name, timm):
         assert architecture_name(str(error.value).rsplit("'", 2)[1]) == name, spelled
 
 
-@pytest.mark.parametrize("variant", [16, None, "resnet"])
-def test_value_unlike_any_variant_gets_no_suggestion(variant):
-    refuses(f"Received: {variant!r}$", keras_vit.ViT, variant)
+def test_suggestion_has_the_usual_patch_or_there_is_none():
+    for variant in (16, None, "resnet"):
+        refuses(f"Received: {variant!r}$", keras_vit.ViT, variant)
+    for variant, meant in {"base": "B/16", "vit_large": "L/16", "huge": "H/14", "tiny": "Ti/16"}.items():
+        refuses(f"Received: '{variant}'. Did you mean '{meant}'", keras_vit.ViT, variant)
 
 
 # All are counted with a classifier of 1,000 classes and without a projection.
