@@ -16,6 +16,7 @@ from keras_vit.files import regular_file, replacing
 from keras_vit.prediction.classes import ids_and_names, output_activation
 from keras_vit.prediction.inputs import to_numpy
 from keras_vit.prediction.outputs import image_batches, predict_batches
+from keras_vit.weights.read.bounds import open_archive
 
 _FORMAT = "keras_vit pseudo labels, version 1"
 # Round probabilities to this many decimals, because the last bits depend on an image's position in the batch.
@@ -82,7 +83,7 @@ class PseudoLabels:
         """
         regular_file(path, "`path` to be a file of pseudo labels")
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open_archive(path), np.load(path, allow_pickle=False) as file:
                 members = dict(file)
             header = json.loads(members.pop("header").tobytes())
             if header.pop("format") != _FORMAT:

@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_vit.distribution.processes import process_id, summed, to_numpy, torch_group
 from keras_vit.files import only_process, remove_abandoned, replacing
+from keras_vit.weights.read.bounds import open_archive
 
 _FORMAT = "keras_vit training checkpoint, version 2"
 OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
@@ -89,7 +90,7 @@ class _OtherVersionError(ValueError):
 
 
 def _read(path, file):
-    with np.load(file, allow_pickle=False) as archive:
+    with open_archive(path), np.load(file, allow_pickle=False) as archive:
         members = dict(archive)
     header = json.loads(members["header"].tobytes())
     if header["format"] != _FORMAT:

@@ -141,6 +141,8 @@ def test_labels_reload_and_damaged_files_are_refused(tmp_path, kind, teacher):
     for damaged in (content[:-40], flipped, b"", newer):
         path.write_bytes(damaged)
         refuses("Cannot read the pseudo labels", PseudoLabels.load, path)
+    np.savez_compressed(path, header=np.zeros(0, "uint8"), indices=np.zeros(5_000_000))
+    refuses("its members expand to", PseudoLabels.load, path)
     not_found("`path`", PseudoLabels.load, tmp_path / "none.npz")
 
 

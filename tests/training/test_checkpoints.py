@@ -37,14 +37,18 @@ def test_slots_keep_the_last_files_and_read_the_newest(tmp_path):
     assert same(slot.arrays, {**ARRAYS, "step": np.array(100)})
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", "half", "more", "zeros"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", "half", "more", "zeros", "expands"])
 def test_newest_skips_a_damaged_file(tmp_path, capsys, content):
     checkpoints, paths = saved(tmp_path, (1, 2))
     data = paths[1].read_bytes()
+    if expands := content == "expands":
+        np.savez_compressed(paths[1], header=np.zeros(20_000_000, "uint8"))
+        content = paths[1].read_bytes()
     kinds = {"half": data[: len(data) // 2], "more": data[:-1], "zeros": bytes(len(data))}
     paths[1].write_bytes(kinds.get(content, content))
     assert checkpoints.newest().facts == {"step": 1}
-    assert f"{str(paths[1])!r} is damaged" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"{str(paths[1])!r} is damaged" in printed and ("members expand to" in printed) == expands
     paths[0].write_bytes(b"")
     assert checkpoints.newest() is None
 
