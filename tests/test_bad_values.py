@@ -29,7 +29,7 @@ BAD = {
     "rate": (*NUMBER, -0.1, 1.5),
     "sizes": (5, "cat", [1.5], [-99], [HUGE], NAN),
     "strings": (5, "cat", [1, 2], NAN),
-    "tensor": (),
+    "tensor": ("abc", HUGE),
     "text": (5, NAN, [1]),
     "whole": ("3", 1.5, NAN, -1, HUGE, [1, 2, 3]),
 }
@@ -81,8 +81,8 @@ TAKEN_BY = (
     # no model, for data that are features; the usual image size.
     (
         (None,),
-        "activation classifier_activation modules blocks few_shot_accuracy.shots label_column Source.labels base_loss"
-        " Recipe.batch_size Recipe.clip global_clipnorm distributed.kind few_shot_accuracy.model distillation_loss"
+        "activation classifier_activation modules blocks few_shot_accuracy.shots label_column Source.labels"
+        " Recipe.batch_size Recipe.clip global_clipnorm distributed.kind few_shot_accuracy.model"
         " imagenet_real_accuracy.model knn_accuracy.model linear_probe_accuracy.model LayerDecay.name"
         " ClassToken.initializer paper_table.image_size",
     ),

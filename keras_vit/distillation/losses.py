@@ -61,6 +61,9 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
     has alpha 0.5.
     """
     arguments.share("alpha", alpha)
+    for name, value in (("base_loss", base_loss), ("distillation_loss", distillation_loss)):
+        if not hasattr(value, "shape"):
+            arguments.number(name, value)
     return (1 - alpha) * base_loss + alpha * distillation_loss
 
 
