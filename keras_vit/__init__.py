@@ -3,11 +3,11 @@
 import os as _os
 import sys as _sys
 
-# A program that embeds Python may have no arguments.
+# `sys.argv` may be empty in a program that embeds Python.
 if _os.path.basename("".join(_sys.argv[:1])) in ("keras-vit", "keras-vit.exe"):
     from keras_vit.cli import parse as _parse
 
-    # Help pages and misspelled options end here, before Keras and its backend take seconds to import.
+    # `--help` and misspelled options exit here, because importing Keras and its backend takes seconds.
     _parse()
 
 try:
@@ -23,7 +23,7 @@ except (ModuleNotFoundError, ValueError) as _error:
         _message = f"Keras is set to the backend {_backend}, which is not installed: {_install}, or {_message}"
     else:
         raise
-    # The command line imports this file before it can handle errors.
+    # The command line imports this file before its own error handling starts, so exit with the message.
     if "keras_vit.cli" in _sys.modules:
         _sys.exit(f"keras-vit: {_message}")
     raise ImportError(_message) from _error
@@ -59,7 +59,7 @@ from keras_vit.models import (
 from keras_vit.models import builders as _builders
 from keras_vit.models.bit.config import BiTConfig
 
-# ViTB16, DeiTB16, DINOv3B16, CLIPB16, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, EfficientNetB0, ...
+# The builders: ViTB16, DeiTB16, DINOv3B16, CLIPB16, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, EfficientNetB0, ...
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.coatnet.config import CoAtNetConfig
 from keras_vit.models.efficientnet.config import EfficientNetConfig
@@ -112,5 +112,5 @@ __all__ = [
     "weights",
 ]
 __all__ += _builders.__all__
-# `dir(keras_vit)` and completion in editors list only public names. Each folder does the same.
+# `dir(keras_vit)` and completion in editors list only public names. Each subpackage does the same.
 __dir__ = __all__.copy

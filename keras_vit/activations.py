@@ -1,4 +1,4 @@
-"""Finds activations by the names of Keras, "gelu_tanh" and "quick_gelu"."""
+"""Finds activation functions by their names in Keras, and adds "gelu_tanh" and "quick_gelu"."""
 
 import keras
 from keras import ops
@@ -18,21 +18,21 @@ def quick_gelu(x):
     return x * ops.sigmoid(1.702 * x)
 
 
-# Files of version 0.2 contain this name.
+# Models that version 0.2 saved contain this name for ReLU.
 keras.saving.get_custom_objects()["keras_vit>relu_with_nan"] = keras.activations.relu
 _OWN = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 
 def get(identifier, argument="activation"):
-    """Returns the activation for a name, config or callable; errors name the `argument`."""
+    """Returns the activation function for a name, config or callable. Error messages contain the name `argument`."""
     if isinstance(identifier, str) and identifier in _OWN:
         return _OWN[identifier]
-    expected = 'an activation of Keras, as a name or a function, or "gelu_tanh"'
+    expected = 'the name of a Keras activation, "gelu_tanh", "quick_gelu" or a function'
     return arguments.found(argument, identifier, keras.activations.get, expected)
 
 
 def name_or_function(activation):
-    """Returns the name of an activation if `get` finds it by that name, else the activation itself."""
+    """Returns the name of an activation function if `get` finds the function by this name, else the function."""
     name = getattr(activation, "__name__", None)
     try:
         # keras.ops.gelu is named "gelu" too, but is the tanh approximation.

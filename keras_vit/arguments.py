@@ -1,4 +1,4 @@
-"""Checks arguments, with uniform error messages."""
+"""Functions that check arguments and raise uniform error messages."""
 
 import dataclasses
 import difflib
@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-# The longest side of an image, and the widest layer of a model. A config with a larger number is damaged.
+# The largest allowed image side in pixels and layer width. A config with a larger number is damaged.
 LARGEST = 2**16
-# The largest integer that arrays hold.
+# The largest int64.
 MOST = 2**63 - 1
 
 
 def invalid(name, expected, value, known=()):
-    """Returns the ValueError for an invalid argument; suggests the most similar of the `known` names."""
+    """Returns a ValueError about the argument `name`. It suggests the name in `known` most similar to `value`."""
     return ValueError(
         f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}{nearest(value, known)}"
     )
 
 
 def nearest(name, known, most=1):
-    """Returns ". Did you mean 'x'?" for the end of an error, with up to `most` similar `known` names, or ""."""
+    """Returns ". Did you mean 'x'?" with up to `most` names from `known` that are similar to `name`, or ""."""
     plain = {_plain(other): other for other in reversed([*known]) if isinstance(other, str)}
     found = difflib.get_close_matches(_plain(name), plain, most) if isinstance(name, str) else []
     return f". Did you mean {' or '.join(repr(plain[other]) for other in found)}?" if found else ""
@@ -126,7 +126,7 @@ def boolean(name, value):
 
 
 def model(value, name="model"):
-    """Returns `value`; raises if it has no list of layers."""
+    """Returns `value`; raises if it is not a model, which has a list `layers`."""
     if not isinstance(getattr(value, "layers", None), (list, tuple)):
         raise invalid(name, "a keras.Model", value)
     return value
@@ -140,14 +140,14 @@ def choice(name, value, allowed):
 
 
 def instance(name, value, kinds, expected=None):
-    """Returns `value`; raises if it is not of one of the types `kinds`."""
+    """Returns `value`; raises if it is not an instance of `kinds`, which `expected` describes in the error."""
     if not isinstance(value, kinds):
         raise invalid(name, expected or f"a {kinds.__name__}", value)
     return value
 
 
 def found(name, value, get, expected):
-    """Returns `get(value)`, or raises with the name of the argument if Keras' function `get` refuses the value."""
+    """Returns `get(value)`. If Keras' function `get` raises an error, raises a ValueError about the argument `name`."""
     try:
         return get(value)
     except (ValueError, TypeError):
@@ -156,7 +156,7 @@ def found(name, value, get, expected):
 
 text = functools.partial(instance, kinds=str, expected="a string")
 path = functools.partial(instance, kinds=(str, os.PathLike), expected="a path")
-names = functools.partial(instance, kinds=Iterable, expected="a name or several")
+names = functools.partial(instance, kinds=Iterable, expected="a name or several names")
 function = functools.partial(instance, kinds=Callable, expected="a function")
 
 
@@ -168,22 +168,22 @@ def several(name, value):
 
 
 def each(check, optional=False, **values):
-    """Checks several arguments by `check(name, value)`; with `optional`, each may be None."""
+    """Calls `check(name, value)` for each keyword argument; with `optional`, skips arguments that are None."""
     for name, value in values.items():
         if value is not None or not optional:
             check(name, value)
 
 
 def optional(check, name, value):
-    """Returns None for None, else `check(name, value)`."""
+    """Returns None if `value` is None, else `check(name, value)`."""
     return None if value is None else check(name, value)
 
 
 def seeds(seed, count):
-    """Returns `count` seeds of independent random numbers for sublayers; each is None if `seed` is.
+    """Derives `count` independent seeds for inner layers from `seed`. If `seed` is None, each of them is None.
 
-    Consecutive seeds are not independent. Layers with consecutive seeds would share sublayer seeds, and PyTorch's
-    random sequence for a seed is the sequence for the previous seed, shifted by one step.
+    `seed`, `seed + 1`, ... are not independent. Two layers with consecutive seeds would share seeds of inner layers,
+    and PyTorch's random sequence for a seed is the sequence for the previous seed, shifted by one step.
     """
     if seed is None:
         return [None] * count
@@ -192,9 +192,9 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns the (rows, columns) of whole patches in an image, whose sides may be None or tensors.
+    """Returns the (rows, columns) of whole patches in an image. The sides of the image may be None or tensors.
 
-    `stride` is the total stride of a ResNet before the patches.
+    `stride` is the total stride of the ResNet before the patch embedding, 1 without a ResNet.
     """
     smallest = [(patch - 1) * stride + 1 for patch in patch_size]
     if any(isinstance(side, int) and side < least for side, least in zip(image_size, smallest, strict=True)):
@@ -217,7 +217,7 @@ def takes(expected, received):
 
 
 def image_shape(name, received, expected, owner=""):
-    """Raises a ValueError if a batch of images does not have the input shape of a model. None matches any number."""
+    """Raises if the shape `received` of images does not match the model's input shape `expected`. None is any size."""
     if takes(expected[1:], received[1:]):
         return
     described = f"images of shape {expected[1:]}{owner}, where None is any number"
@@ -229,8 +229,8 @@ def image_shape(name, received, expected, owner=""):
 
 
 def arrays(name, value):
-    """Returns a model's input; raises if it is not an array of at least two axes, or a structure of such arrays."""
-    import keras  # Import Keras here, because the help pages of the command line import this file and need no Keras.
+    """Returns a model's input; raises if it is not an array of at least two axes, or a dict or list of such arrays."""
+    import keras  # Import Keras here, because `keras-vit --help` imports this file and must not wait for Keras.
 
     for part in keras.tree.flatten(value):
         is_real = not isinstance(part, np.ndarray) or (part.dtype.kind in "biufV" and np.isfinite(part).all())
@@ -245,7 +245,7 @@ def num_patches(grid_size):
 
 
 def class_names(names, num_classes):
-    """Returns `names` as a tuple of `num_classes` non-empty strings, of any length if `num_classes` is None or 0."""
+    """Returns `names` as a tuple of `num_classes` non-empty strings, or of any number of strings for None and 0."""
     if names is None:
         return None
     is_list = np.iterable(names) and not isinstance(names, str)
@@ -262,7 +262,7 @@ def class_names(names, num_classes):
 
 
 def names_differ(names, others):
-    """Returns True if class names differ. No names, or only numbers as names, do not differ from any words."""
+    """Returns True if two lists of class names differ. None, [] and ["0", "1", ...] do not differ from real names."""
     names, others = list(names or ()), list(others or ())
     if set(names) & set(others):
         return names != others

@@ -11,7 +11,7 @@ from keras_vit.cli_options import LENGTHS, MODEL, SETTINGS, SOURCE, TABLE, Parse
 from keras_vit.version import __version__
 
 FORMATS = ("saved_model", "onnx", "openvino", "litert", "torch_export")
-# The packages to install for a missing module.
+# {missing module: the packages to install}.
 PACKAGES = {
     "tensorflow": "tensorflow",
     "tensorflow_datasets": "tensorflow-datasets importlib_resources",
@@ -57,12 +57,13 @@ def _predict(args):
     names, paths = zip(*images, strict=True)
     chosen = args.id_column or args.label_column
     if chosen and (args.csv is None or args.top not in (1, None)):
-        raise ValueError("Expected --id-column and --label-column with --csv and one class per image, without --top")
+        received = f"--csv {args.csv}, --top {args.top}"
+        raise ValueError(f"Expected --id-column and --label-column with --csv and without --top. Received: {received}")
     trained = prediction_files.table_columns(args.weights) if args.csv and args.top is None else None
     id_column, label_column = trained or (header, "label")
     columns = [args.id_column or id_column, args.label_column or label_column] if chosen or trained else None
     top = 1 if args.csv and args.top is None else args.top
-    # If the folder is missing, fail before predicting.
+    # Call `replacing` first, because it fails if the folder is missing.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
         with _off_stdout():
@@ -79,7 +80,7 @@ def _predict(args):
 
 
 def _off_stdout():
-    """Prints progress to stderr, since stdout is for the result."""
+    """Redirects progress bars to stderr, because stdout is only for the result."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -143,7 +144,7 @@ def _inspect(args):
     import keras_vit
 
     model = _read_model(args, args.model)
-    # A model of any image size has no fixed costs.
+    # The costs of a model for images of any size are unknown.
     notes = "" if None in model.input_shape[1:] else str(keras_vit.profile(model))
     with _off_stdout():
         path = keras_vit.inspection.write_report(model, args.images, args.out, top=args.top, notes=notes)
@@ -192,7 +193,7 @@ def _train(args):
     from keras_vit import data, distribution, inspection, training
 
     if args.coordinator is None and args.process_id is None:
-        # torchrun runs this command again, with the same arguments. Those processes must not start more processes.
+        # torchrun runs this command again in each process. These processes must not start more processes.
         if args.processes and "TORCHELASTIC_RUN_ID" not in os.environ:
             return distribution.launch(args.command, args.processes)
         distribution.initialize()
@@ -371,7 +372,7 @@ def build_parser():
 
 
 def parse(argv=None):
-    """Returns the arguments of a command; exits after `--help` and at mistakes. It imports no framework."""
+    """Returns the parsed arguments of a command; exits after `--help` or a wrong argument. Imports no backend."""
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unknown argument {unknown[0]}{nearest(unknown[0], args.parser.options)}")

@@ -1,11 +1,11 @@
-"""The options that several commands share, and the form of help pages."""
+"""Command-line options that several commands share, and the layout of help pages."""
 
 import argparse
 from pathlib import Path
 
 
 def setting(text):
-    """Returns (key, value) of KEY=VALUE."""
+    """Splits the text "KEY=VALUE" into (key, value)."""
     key, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected key=value, received {text!r}")
@@ -13,7 +13,7 @@ def setting(text):
 
 
 SETTINGS = {"type": setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
-# Settings of a recipe that have a separate option.
+# {recipe setting with its own option: (type, placeholder of the value, help text)}.
 LENGTHS = {
     "epochs": (float, "N", "passes over the training images (default: the recipe's length)"),
     "batch_size": (int, "N", "images per step (default: the recipe's)"),
@@ -38,7 +38,7 @@ TABLE = {
 
 
 def page(help, examples, note=""):
-    """Returns the settings of a command's help page, which begins with a sentence and ends with examples."""
+    """Returns the `argparse` settings of a help page. It begins with the sentence `help`, and ends with examples."""
     return {
         "description": f"{help[0].upper()}{help[1:]}.",
         "epilog": "\n  ".join(["examples:", *examples]) + note,
@@ -48,7 +48,7 @@ def page(help, examples, note=""):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that lists its options in `options`."""
+    """An argument parser whose attribute `options` lists the names of its options."""
 
     def __init__(self, *args, **kwargs):
         self.options = []

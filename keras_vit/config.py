@@ -1,4 +1,4 @@
-"""The base class of all model configs, and the preprocessing."""
+"""The base class of all model configs, and the `Preprocessing` of images."""
 
 import dataclasses
 import re
@@ -9,22 +9,21 @@ import keras
 
 from keras_vit import activations, arguments
 
-# The image size of the position table in a model of any size, unless its weights have a table of another size.
+# The default image side in pixels. A model for images of any size stores its own position embeddings for this side.
 DEFAULT_IMAGE_SIZE = 224
-# The largest number of classes, which is more than any model has.
+# The largest allowed number of classes.
 MOST_CLASSES = 2**20
 
-# The targets of an image are one class, any number of classes, or numbers.
+# The targets of an image are one class, any number of classes, or numbers, by task.
 TASKS = ("single_label", "multi_label", "regression")
-# The largest numbers of blocks (or units of a stage) and of stages. A file with more is damaged.
+# The largest allowed numbers of blocks (or units in a stage) and of stages. A file with a larger number is damaged.
 MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
-# Outside of these limits, float32 could not scale images.
+# The smallest `std`, and the largest constant, with which float32 can scale images.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 # {interpolation filter: the only value of `antialias` that it allows}.
 _ANTIALIAS = {"nearest": False, "area": True}
-# Padding of convolutions with strides: "same" is TensorFlow's, "symmetric" adds equal zeros on all sides, as in
-# PyTorch.
+# The padding of strided convolutions: "same" pads as TensorFlow, "symmetric" equally on all sides, as PyTorch.
 PADDINGS = ("same", "symmetric")
 
 # (field, dependent field). If the first is replaced, `replace` derives the second again, unless it is passed too.
@@ -52,7 +51,7 @@ def checked_activation(name, value):
 
 
 def stage_sizes(name, value):
-    """Returns `value` as a tuple of ints; raises if it is not the number of units per stage."""
+    """Returns `value` as a tuple of ints; raises if it is not a list of the number of units in each stage."""
     if not isinstance(value, (tuple, list)):
         raise arguments.invalid(name, "the number of units of each stage, as in (3, 4, 9)", value)
     if len(value) > MOST_STAGES:
@@ -65,20 +64,21 @@ class Preprocessing:
     """The resizing, cropping and scaling that a model expects of its images.
 
     Args:
-        value_range: (low, high). Pixels of 0 and 255 are scaled to these before the mean is subtracted.
-        mean: Float, or one per channel, in the units of `value_range`.
-        std: Float, or one per channel, in the same units. The default maps images of 0..255 to [-1, 1], as the official
-            checkpoints expect.
+        value_range: (low, high). Pixels of 0 and 255 are scaled to `low` and `high` before the mean is subtracted.
+        mean: Float, or one float per channel, in the units of `value_range`.
+        std: Float, or one float per channel, in the units of `value_range`. The default mean and std map images of
+            0..255 to [-1, 1], as the official checkpoints expect.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
         antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
             the official code. None means False for "bilinear" and "nearest", else True.
         crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. Images are first resized to
             `floor(size / crop_fraction)`.
-        resize_mode: "squash" resizes to that size regardless of the aspect ratio. "crop" keeps the aspect ratio and
-            matches the shorter side. "pad" matches the longer side and pads with the mean. The centre is then cropped.
-            None means "squash" if `crop_fraction` is 1, else "crop".
-        crop_rounding: The rounding of a crop's corner that falls on half a pixel: "even", to the even pixel, as in
-            torchvision and timm, or "down", as in transformers.
+        resize_mode: "squash" resizes both sides to `floor(size / crop_fraction)`, even if the aspect ratio changes.
+            "crop" keeps the aspect ratio and resizes the shorter side to this size. "pad" keeps the aspect ratio,
+            resizes the longer side to this size, and pads the image with the mean. Then the centre is cropped. None
+            means "squash" if `crop_fraction` is 1, else "crop".
+        crop_rounding: The rounding of the crop's corner if it falls on half a pixel. "even" rounds to the even pixel,
+            as in torchvision and timm. "down" rounds down, as in transformers.
 
     Raises:
         ValueError: If a value is out of range.
@@ -132,7 +132,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """Returns a copy with changed values; `antialias` and `resize_mode` follow if they have their default."""
+        """Returns a copy with changed values. A default `antialias` or `resize_mode` becomes the copy's default."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -151,14 +151,14 @@ class Preprocessing:
                 )
 
     def for_channels(self, channels) -> "Preprocessing":
-        """Returns a copy for a number of channels, averaging `mean` and `std` if they hold another number of values."""
+        """Returns a copy for images with `channels` channels. Averages `mean` or `std` if its length differs."""
         constants = {"mean": self.mean, "std": self.std}
         averaged = {name: sum(c) / len(c) for name, c in constants.items() if len(c) not in (1, channels)}
         return dataclasses.replace(self, **averaged)
 
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The constants of `(x - offset) / scale` for images x of 0..255, one or per channel."""
+        """The tuples (offset, scale) in `(x - offset) / scale` for pixels x of 0..255: one value or one per channel."""
         low, high = self.value_range
         levels = 255 / (high - low)
         return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
@@ -174,7 +174,7 @@ def preprocessing_record(value):
 
 
 def _numbers(name, value):
-    """Returns a number up to 1e6, or a list, tuple or array of them, as a tuple of floats."""
+    """Converts a number, or a list, tuple or array of numbers, to a tuple of floats; raises if one exceeds 1e6."""
     values = value.tolist() if hasattr(value, "tolist") else value
     values = values if isinstance(values, (tuple, list)) else (values,)
     if not values or not all(arguments.is_number(number) and abs(number) <= _LARGEST for number in values):
@@ -188,9 +188,9 @@ class ModelConfig:
 
     # The name of the model family in JSON.
     family: ClassVar[str] = ""
-    # Fields that decide the shapes of the weights, for messages.
+    # Fields that determine the shapes of the weights. Error messages list them.
     sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
-    # The field that sets the size of the tables of positions in a model of any image size.
+    # The field that sets the size of the position tables in a model for images of any size.
     table_field: ClassVar[str | None] = None
 
     image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)
@@ -221,7 +221,7 @@ class ModelConfig:
 
     @staticmethod
     def variant_sizes(variant):
-        """Returns the fields that a variant sets."""
+        """Returns a dict of the fields that a variant, such as "B/16", sets."""
         raise NotImplementedError
 
     @classmethod
@@ -251,13 +251,13 @@ class ModelConfig:
 
     @classmethod
     def describe(cls, fields):
-        """Formats the sizes in a dict of fields for messages."""
+        """Describes the sizes of a model with these fields, for error messages."""
         text = ", ".join([*cls._parts(fields), f"{fields['num_classes']} classes"])
         return f"{cls.name_from_fields(fields)} ({text})" if cls.name_from_fields(fields) else text
 
     @classmethod
     def _parts(cls, fields):
-        """Yields the sizes in a dict of fields for messages, except the number of classes."""
+        """Yields the texts that `describe` joins, except the number of classes."""
         return iter(())
 
     @staticmethod
@@ -292,12 +292,12 @@ class ModelConfig:
         family = values.pop("family", cls.family)
         families = {kind.family: kind for kind in (cls, *cls.__subclasses__()) if kind.family}
         if family not in families:
-            raise ValueError(f"Expected `family` as one of {', '.join(map(repr, families))}. Received: {family!r}")
+            raise ValueError(f"Expected `family` to be one of {', '.join(map(repr, families))}. Received: {family!r}")
         return arguments.record(families[family], values)
 
 
 def _without_old_names(values):
-    """Returns the fields of a config with the names of version 0.2 replaced."""
+    """Replaces the field names of version 0.2 in a config's dict by the current names."""
     values = dict(values)
     old = {task: values.pop(task, False) for task in ("multi_label", "regression")}
     for task in [name for name, is_set in old.items() if is_set is True]:
@@ -308,14 +308,14 @@ def _without_old_names(values):
 
 
 def _lists(value):
-    """Returns a value with tuples converted to lists, as in JSON."""
+    """Converts the tuples in a value to lists, as in JSON."""
     if isinstance(value, dict):
         return {key: _lists(each) for key, each in value.items()}
     return [_lists(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
 def find_normalization(model):
-    """Returns the layer, also in nested models, that stores the `Preprocessing`, or None."""
+    """Returns the layer that stores the `Preprocessing`, in the model or a nested model, or None."""
     for layer in arguments.model(model).layers:
         # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
@@ -333,8 +333,8 @@ def config_of(model: keras.Model) -> ModelConfig:
         model: A functional or Sequential `keras.Model`.
 
     Returns:
-        A config, such as a `ViTConfig`. A new head does not change it. If the model contains several models, the config
-        is from the first one.
+        A config, such as a `ViTConfig`. A new head does not change the config. If the model contains
+        several models, the config is from the first one.
 
     Raises:
         ValueError: If no layer stores a config.

@@ -10,7 +10,7 @@ import keras
 
 from keras_vit import arguments
 
-# The seconds of work before a bar appears.
+# A progress bar appears after this many seconds of work.
 DELAY = 5.0
 MEGABYTE = 1_000_000
 # Control characters, marks that reverse the direction of text, and bytes of file names that are not UTF-8.
@@ -18,7 +18,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 
 
 def printable(text, lines=True):
-    """Returns text with its control characters escaped as in JSON; with `lines`, line ends and tabs stay."""
+    """Returns `text` with its control characters escaped as in JSON. With `lines`, line ends and tabs stay."""
     return _CONTROL.sub(lambda c: c[0] if lines and c[0] in "\n\t" else f"\\u{ord(c[0]):04x}", str(text))
 
 
@@ -32,7 +32,7 @@ for _name in ("keras_vit", "keras_vit.data"):
 
 
 class Progress:
-    """Keras' progress bar with a rate. It appears once the work has taken five seconds.
+    """Keras' progress bar with a rate, such as images per second. It appears once the work has taken five seconds.
 
     Args:
         target: The number of steps, or None if it is unknown.
@@ -45,21 +45,21 @@ class Progress:
     def __init__(self, target, unit, counted, *, title=None, verbose=1):
         self.verbose, self.title = arguments.choice("verbose", verbose, (0, 1)), title
         self.rate = f"{counted}/s"
-        # Outside of a terminal or notebook, each update is a new line, so updates are rare.
+        # Outside of a terminal or notebook, each update prints a new line, so update only every 10 seconds.
         moving = getattr(sys.stdout, "isatty", bool)() or "ipykernel" in sys.modules
         options = {"unit_name": unit, "stateful_metrics": [self.rate], "interval": 0.1 if moving else 10}
         self.bar = keras.utils.Progbar(target, **options)
         self.start, self.shown, self.done, self.count = time.monotonic(), False, 0, 0
 
     def over(self, items, steps=lambda item: 1, count=None):
-        """Yields the items. Each item adds `steps(item)` to the finished steps and `count(item)` to the rate."""
+        """Yields each item, then adds `steps(item)` to the finished steps and `count(item)` to the counted items."""
         with self:
             for item in items:
                 yield item
                 self.update(self.done + steps(item), self.count + (count or steps)(item))
 
     def update(self, done, count=None):
-        """Shows the progress: `done` finished steps, and `count` items for the rate (None: as many as steps)."""
+        """Shows that `done` steps are finished. `count` is the number of items for the rate; None means `done`."""
         self.done, self.count = done, done if count is None else count
         if self.verbose and (self.shown or time.monotonic() - self.start >= DELAY):
             if self.title and not self.shown and keras.config.is_interactive_logging_enabled():
@@ -75,14 +75,14 @@ class Progress:
         return self
 
     def __exit__(self, *_):
-        # Keras' bar ends its line only when all steps are finished.
+        # Keras' bar ends its line only when all steps are finished, so end the line of an unfinished bar here.
         if self.shown and (self.bar.target is None or self.done < self.bar.target):
             self._draw(finalize=True)
 
 
 @contextlib.contextmanager
 def silenced(silent=True):
-    """Hides bars and titles in its block if `silent`."""
+    """Hides progress bars and their titles inside the `with` block if `silent` is True."""
     before = keras.config.is_interactive_logging_enabled()
     if silent:
         keras.config.disable_interactive_logging()
@@ -94,7 +94,7 @@ def silenced(silent=True):
 
 
 def text_table(columns, rows, decimals=4, missing=""):
-    """Formats rows as an aligned text table; `missing` stands for None."""
+    """Formats rows as an aligned text table. Floats have `decimals` decimal places, and None becomes `missing`."""
 
     def text(value):
         if isinstance(value, float):

@@ -16,23 +16,23 @@ except ImportError:
     # Windows has no fcntl.
     fcntl = None
 
-# The disk, the user's quota or the file size limit is exhausted.
+# The error numbers of a full disk, a full quota of the user, and a file above the size limit.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def replacing(path):
-    """Yields a temporary path, which replaces `path` if the block ends without an error.
+    """Yields a temporary path. If the `with` block ends without an error, the file written there replaces `path`.
 
-    If `path` is a link, its target is replaced. A device or pipe is not replaced, but receives the contents.
+    If `path` is a link, its target is replaced. If `path` is a device or pipe, it receives the contents.
     """
     path, target = Path(arguments.path("path", path)), Path(os.path.realpath(path))
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}.")
+        raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}. Create it.")
     special = target.exists() and not (target.is_file() or target.is_dir())
     # Write to a device or pipe directly, because its folder is often not writable.
     with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
-        # Keras chooses the format by the suffix, so the draft has the name that the caller passed.
+        # Keras chooses the format by the suffix, so the temporary file has the name that the caller passed.
         draft = Path(folder, path.name)
         yield draft
         if special:
@@ -48,21 +48,21 @@ def _write_into(device, draft):
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        raise OSError(error.errno, "Cannot write into it: no process reads this pipe", str(device)) from None
+        raise OSError(error.errno, "Cannot write, because no process reads this pipe", str(device)) from None
     os.set_blocking(descriptor, True)
     with open(draft, "rb") as source, open(descriptor, "wb") as target:
         shutil.copyfileobj(source, target)
 
 
 def regular_file(path, expected):
-    """Returns a path; raises FileNotFoundError if it is not a regular file. Reading a pipe or device could block."""
+    """Returns `path`; raises "Expected {expected}" if it is no regular file. Reading a pipe could block."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     return path
 
 
 def describe_path(path):
-    """Describes a path that is not of the expected kind for an error; if it does not exist, with the current folder."""
+    """Returns text for an error message: what `path` is, such as a folder, or that it does not exist."""
     if os.path.exists(path):
         is_file = "a file" if os.path.isfile(path) else "a pipe, a device or a socket"
         return f"{os.fsdecode(path)!r}, which is {'a folder' if os.path.isdir(path) else is_file}"
@@ -78,14 +78,14 @@ def draft_folder(path):
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
         lock = _lock(folder, wait=True)
-        # Before the lock, another process may have removed the folder as abandoned.
+        # Another process may have removed the folder as abandoned before it was locked.
         if folder.is_dir():
             break
         _unlock(lock)
     try:
         yield folder
     except OSError as error:
-        # Python's error for a full disk does not name the file.
+        # Python's error for a full disk does not contain the file name, so raise an error that does.
         if error.filename is not None or error.errno not in _FULL:
             raise
         raise OSError(error.errno, f"Cannot write it, {os.strerror(error.errno).lower()}", str(path)) from error
@@ -113,11 +113,11 @@ def _replaced(folder, path):
 
 
 def remove_abandoned(folder, pattern):
-    """Removes draft folders of ended processes for names that match a glob pattern, if files can be locked."""
+    """Removes draft folders that killed processes left for names matching the glob `pattern`; needs file locks."""
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # If its process was killed between the two renames, the draft holds the only old and new contents.
+        # If a process was killed between the two renames of `put_folder`, only the draft has the contents, so keep it.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if lock is not None and not halfway:
             shutil.rmtree(draft, ignore_errors=True)
@@ -126,7 +126,7 @@ def remove_abandoned(folder, pattern):
 
 @contextlib.contextmanager
 def only_process(path):
-    """Holds the lock file `path` while the block runs; raises if another process holds it."""
+    """Locks the file `path` while the `with` block runs; raises RuntimeError if another process has locked it."""
     with open(path, "a+", encoding="ascii") as file:
         try:
             if fcntl is not None:
@@ -135,10 +135,10 @@ def only_process(path):
             file.seek(0)
             raise RuntimeError(
                 f"Expected a folder that no other process uses. Received: {str(path.parent)!r}, in which process "
-                f"{file.read().strip()} trains. Wait for its end, or give another folder."
+                f"{file.read().strip()} trains. Wait until it ends, or pass another folder."
             ) from None
         except OSError:
-            # Some network folders have no locks.
+            # Some network file systems do not support locks.
             pass
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -147,7 +147,7 @@ def only_process(path):
 
 
 def _lock(folder, wait):
-    """Locks a folder and returns the descriptor, or None if another process holds it or locks are unsupported."""
+    """Locks a folder; returns its descriptor, or None if another process has the lock or locks are unsupported."""
     if fcntl is None:
         return None
     try:

@@ -111,8 +111,8 @@ def test_wrong_field_is_named(change, message):
 
 def test_config_of_another_family_is_refused():
     values = TINY_CONFIG.to_dict()
-    refuses("`family` as one of 'bit'. Received: 'vit'", keras_vit.BiTConfig.from_dict, values)
-    refuses("`family` as one of .*'vit'.*Received: 'swin'", ModelConfig.from_dict, {**values, "family": "swin"})
+    refuses("`family` to be one of 'bit'. Received: 'vit'", keras_vit.BiTConfig.from_dict, values)
+    refuses("`family` to be one of .*'vit'.*Received: 'swin'", ModelConfig.from_dict, {**values, "family": "swin"})
     del values["mlp_dim"]
     refuses("Expected the fields of a ViTConfig: .* Received: .*'mlp_dim'", keras_vit.ViTConfig.from_dict, values)
     refuses("Expected a dict", keras_vit.ViTConfig.from_dict, "B/16")
