@@ -1,4 +1,4 @@
-"""Layers to build Vision Transformers with. Arguments out of range raise a ValueError that names them."""
+"""Layers to build Vision Transformers with. An argument out of range raises a ValueError that contains its name."""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling

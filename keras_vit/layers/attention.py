@@ -13,9 +13,9 @@ from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
 def with_sharding(tensor, name):
-    """Shards a tensor by the active distribution's layout called `name`.
+    """Shards a tensor over devices by the active distribution's layout called `name`.
 
-    Returns the tensor unchanged if there is no such layout, or if a mesh axis does not divide a dimension.
+    Returns the tensor unchanged if there is no such layout, or if a mesh axis does not divide the tensor's dimension.
     """
     layout = active_layout(name)
     if layout is None:
@@ -44,28 +44,28 @@ class MultiHeadSelfAttention(CompositeLayer):
         head_dim: Int, the width of a head. None: `hidden_dim // num_heads`, which must be at least 1.
         dropout_rate: Float in [0, 1), the dropout on the attention weights.
         qk_norm: Bool, whether to layer-normalize queries and keys per head.
-        layer_norm_epsilon: Float, the epsilon of these norms.
-        max_relative_distance: Int or None. An int adds relative position embeddings: one vector per 1-D offset, clipped
-            to this distance. Its product with the query is added to the scores.
+        layer_norm_epsilon: Float, the epsilon of all layer norms in this layer.
+        max_relative_distance: Int or None. An int adds relative position embeddings: one vector per signed distance
+            of two tokens in the sequence, clipped to this int. Its product with the query is added to the scores.
         use_bias: Bool, whether queries, keys and values have a bias.
-        key_bias: Bool; False leaves the bias of the keys at zero.
+        key_bias: Bool. False means that the keys have no bias.
         output_norm: Bool, whether to layer-normalize the concatenated heads before the output projection.
-        rotary_layout: "halves" or "pairs", the channels that `rotary` rotates together; None for no rotation.
+        rotary_layout: None, "halves" (rotates channels i and i + head_dim / 2 together) or "pairs" (2i and 2i + 1).
         seed: Int or None, the random seed of the dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
         sizes: (batch, num_tokens) or None, the number of patches merged into each token. log(sizes) is added to the
-            scores (ToMe).
-        rotary: The output of `RotaryEmbedding`, by which queries and keys of the patches are rotated. Required with
-            `rotary_layout`. The tokens before the patches are not rotated.
+            attention scores, as in token merging (ToMe).
+        rotary: The output of `RotaryEmbedding`, which rotates the queries and keys of the patches, not of the tokens
+            before the patches. Required if `rotary_layout` is set.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the keys too, averaged over the heads.
-        num_queries: Int, the number of leading tokens that are queries, which attend to all tokens. None means all.
+        num_queries: Int, the number of leading tokens that get outputs, and attend to all tokens. None means all.
 
     Returns:
-        (batch, num_queries, hidden_dim), then the weights, (batch, num_heads, num_queries, num_tokens), and the keys,
-        (batch, num_tokens, head_dim), if requested.
+        The outputs, (batch, num_queries, hidden_dim). If requested, a tuple that also contains the attention weights,
+        (batch, num_heads, num_queries, num_tokens), and the keys, (batch, num_tokens, head_dim).
 
     Raises:
         ValueError: If there are more heads than channels and no `head_dim`, or only one of `rotary_layout` and
@@ -119,7 +119,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
-        # Build the dropout before its first call, because a later change of the layer makes PyTorch compile it again.
+        # Build the dropout here. If its first call built it, PyTorch would compile this layer twice.
         self.dropout.build((None, self.num_heads, None, None))
         options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
         if self.output_norm:
@@ -201,7 +201,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         else:
             query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=2)
         if self.qk_norm:
-            # The norms may have another dtype policy.
+            # Cast, because the norms may have another dtype policy.
             query, key = self.run(self.query_norm, query), self.run(self.key_norm, key)
             query, key = (ops.cast(x, value.dtype) for x in (query, key))
         return query, key, value
@@ -209,8 +209,8 @@ class MultiHeadSelfAttention(CompositeLayer):
     def _project_by_heads(self, tokens):
         """Returns queries, keys and values as (batch, num_tokens, 3, num_heads, head_dim), with the heads sharded.
 
-        Sharding the columns of the fused kernel instead would mix queries, keys and values on a device, and XLA would
-        copy all products to each device.
+        If the columns of the fused kernel were sharded instead, a device would get parts of queries, keys and values
+        that do not belong together, and XLA would copy all products to each device.
         """
         kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
         kernel = with_sharding(kernel, "heads of a kernel")
@@ -221,7 +221,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         return with_sharding(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
-        """Returns the bias of the scores, (batch, num_heads, queries, keys), from the relative position embeddings."""
+        """Returns what the relative position embeddings add to the scores, (batch, num_heads, queries, keys)."""
         queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[1], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
@@ -239,25 +239,25 @@ class MultiHeadSelfAttention(CompositeLayer):
 
 
 class _KeysWithoutBias(Dense):
-    """The projection to queries, keys and values. It ignores the bias of the keys, so the keys have no bias."""
+    """The projection to queries, keys and values. Its bias vector includes the keys, but is not added to them."""
 
     def call(self, inputs, training=None):
         return dense(inputs, self.kernel, self.bias_without_keys())
 
     def bias_without_keys(self):
-        """Returns the bias with zeros for the keys."""
+        """Returns the bias vector with zeros for the keys."""
         return ops.convert_to_tensor(self.bias) - self._key_bias()
 
     def quantize(self, mode=None, type_check=True, **kwargs):
         return super().quantize(mode, type_check=False, **kwargs)
 
     def quantized_call(self, *args, **kwargs):
-        # Keras' quantized call adds the bias of the keys too, so subtract it.
+        # Keras' `quantized_call` adds the bias of the keys too, so subtract it.
         outputs = super().quantized_call(*args, **kwargs)
         return outputs - ops.cast(self._key_bias(), outputs.dtype)
 
     def _key_bias(self):
-        """Returns the bias of the keys, with zeros in the places of queries and values."""
+        """Returns the bias vector with zeros for the queries and values."""
         query, key, value = ops.split(ops.convert_to_tensor(self.bias), 3)
         return ops.concatenate([ops.zeros_like(query), key, ops.zeros_like(value)])
 

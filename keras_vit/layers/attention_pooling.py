@@ -12,7 +12,7 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AttentionPooling(CompositeLayer):
-    """Pools a sequence to (batch, hidden_dim) by attention from a learned probe and a residual MLP (the "MAP head").
+    """Pools tokens to (batch, hidden_dim): a learned query attends to them, then a residual MLP follows ("MAP head").
 
     Args:
         num_heads: Int, the number of attention heads.
@@ -24,14 +24,14 @@ class AttentionPooling(CompositeLayer):
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
         sizes: As in `MultiHeadSelfAttention`.
-        return_attention_scores: Bool, whether to return the probe's attention weights too, (batch, num_heads, 1,
+        return_attention_scores: Bool, whether to return the query's attention weights too, (batch, num_heads, 1,
             num_tokens - num_prefix_tokens).
 
     Example:
     >>> keras_vit.layers.AttentionPooling(num_heads=12, mlp_dim=3072)(np.zeros((2, 196, 768))).shape
     (2, 768)
 
-    Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.2. Xavier uniform, as in big_vision.
+    Reference: [arXiv 2106.04560](https://arxiv.org/abs/2106.04560), section 3.2. Initialized as in big_vision.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class AttentionPooling(CompositeLayer):
         options |= {"dtype": self.dtype_policy, "name": "attention"}
         self.attention = keras.layers.MultiHeadAttention(self.num_heads, head_dim, **options)
         self.attention.build(probe_shape, tokens_shape)
-        # The constructor's `trainable` would not reach the inner layers of the attention.
+        # Keras' attention does not pass the constructor's `trainable` to its inner layers, so set it here.
         if not self.trainable:
             self.attention.trainable = False
         self.norm.build(probe_shape)
@@ -72,7 +72,7 @@ class AttentionPooling(CompositeLayer):
         batch, _, hidden_dim = ops.shape(tokens)
         tokens = tokens[:, self.num_prefix_tokens :]
         probe = ops.broadcast_to(ops.convert_to_tensor(self.probe), (batch, 1, hidden_dim))
-        # Keras' `call` does not take a bias for the scores, so compute the attention here.
+        # `keras.layers.MultiHeadAttention` cannot add a bias to the scores, so compute the attention here.
         query = self.attention.query_dense(probe) / math.sqrt(self.attention.key_dim)
         key, value = self.attention.key_dense(tokens), self.attention.value_dense(tokens)
         scores = ops.cast(ops.einsum("bqhd,bkhd->bhqk", query, key), "float32")

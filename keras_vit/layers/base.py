@@ -7,14 +7,14 @@ from keras_vit.layers import costs
 
 
 class Layer(keras.layers.Layer):
-    """A Keras layer whose config holds the `__init__` arguments, each kept as an attribute of the same name."""
+    """A Keras layer whose `get_config` returns its `__init__` arguments, read from the attributes of the same names."""
 
-    # If True and `cost_steps` returns None, the cost of a call is the sum over the layers and operations in `call`.
+    # If True and `cost_steps` returns None, the cost of a call is the sum of the costs of all operations in `call`.
     adds_up = False
 
     @property
     def inherited(self):
-        """The arguments that inner layers receive. With `trainable`, they stay frozen when a frozen layer is loaded."""
+        """The arguments for inner layers. `trainable` keeps the inner layers of a loaded frozen layer frozen."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
     def set_booleans(self, **values):
@@ -23,31 +23,31 @@ class Layer(keras.layers.Layer):
             setattr(self, name, arguments.boolean(name, value))
 
     def run(self, layer, x, **kwargs):
-        """Returns `layer(x, **kwargs)` of an inner layer.
+        """Returns `layer(x, **kwargs)` for an inner layer.
 
-        If the inner layer has this layer's dtype, without mixed precision, and is not quantized, only its `call` runs:
-        Keras' steps before and after `call` take longer than the products of a small model. Hooks and activity
-        regularizers of the inner layer then have no effect.
+        If the inner layer has this layer's dtype, without mixed precision, and is not quantized, calls only
+        `layer.call`, because Keras' steps before and after `call` take longer than a small model's matrix products.
+        Hooks and activity regularizers of the inner layer then have no effect.
         """
-        # `call` is not enough in mixed precision, where Keras casts variables first, or in a distribution, where Keras
-        # shards its output.
+        # In mixed precision, Keras casts the variables before `call`. In a distribution, Keras shards the output after
+        # `call`. So call the whole layer in both cases.
         is_plain = layer.compute_dtype == layer.variable_dtype == self.compute_dtype and layer.quantization_mode is None
         if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
             return layer(x, **kwargs)
         return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
-        """Returns the shape of the first input; layers with another output shape override this method."""
+        """Returns the shape of the first input. A layer whose output has another shape overrides this method."""
         return input_shape
 
     def multiply_adds(self, *input_shapes):
         """Returns the multiply-adds for one image; builds the layer if it is not built.
 
         Args:
-            *input_shapes: The shape of each input tensor, with the batch axis, of any size or None.
+            *input_shapes: The shape of each input tensor, including the batch axis, which may be None or any size.
 
         Returns:
-            Int; 0 for a layer without matrix products and convolutions. None if unknown for an inner layer.
+            Int, 0 for a layer without matrix products and convolutions; None if unknown for an inner layer.
 
         Example:
         >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
@@ -60,14 +60,14 @@ class Layer(keras.layers.Layer):
         return costs.total(costs.operation_steps(self, inputs, {}, output))
 
     def cost_steps(self, input_shape, **call_arguments):
-        """Returns (name, multiply-adds, kept activations) of each step, for a batch axis of 1.
+        """Returns a list of (name, multiply-adds, activations kept for the gradient) per step of a call on one image.
 
-        None means `adds_up`, or a single step: the product with the layer's `kernel`, if there is one.
+        None means the operations in `call` if `adds_up` is True, else one product with the layer's `kernel`, if any.
         """
         return None
 
     def spec(self, *shapes):
-        """Returns symbolic outputs of these shapes, in the compute dtype; a tuple if there are several."""
+        """Returns a `KerasTensor` of the compute dtype for one shape, and a tuple of them for several shapes."""
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -83,10 +83,10 @@ class Layer(keras.layers.Layer):
 _PLAIN = (Layer, keras.layers.Dense, keras.layers.Dropout, keras.layers.LayerNormalization)
 
 
-# Keras saves only the config of the outer layer, without the changes of its inner layers. Subclasses define
-# `dense_layers`, and call `restore_changes` at the end of `build`.
+# Keras saves the config of the outer layer, but not the LoRA, quantization and freezing of its inner layers. Subclasses
+# define `dense_layers`, and call `restore_changes` at the end of `build`.
 class CompositeLayer(Layer):
-    """A layer with inner layers whose config also records their LoRA, quantization and frozen weights."""
+    """A layer with inner layers. Its config also contains the LoRA, quantization and frozen weights of inner layers."""
 
     adds_up = True
 
@@ -95,13 +95,13 @@ class CompositeLayer(Layer):
         self._changes = changes
 
     def restore_changes(self):
-        """Applies LoRA, quantization and freezing from the config to the inner layers."""
+        """Applies the LoRA, quantization and freezing in the config to the inner layers."""
         changes, self._changes = self._changes or {}, None
         layers = self._dense_layers_by_path()
         for path, options in changes.get("lora", {}).items():
             layers[path].enable_lora(options["rank"], lora_alpha=options["alpha"])
         for path, options in changes.get("quantized", {}).items():
-            # With a `DTypePolicyMap`, Keras has already quantized the layer when it was built.
+            # If the dtype policy is a `DTypePolicyMap`, Keras quantized the inner layer when it was built.
             if layers[path].quantization_mode is None:
                 config = keras.saving.deserialize_keras_object(options["config"])
                 # In older versions of Keras, `quantize` has no argument `config`.
@@ -112,8 +112,8 @@ class CompositeLayer(Layer):
             self.keep_statistics()
 
     def keep_statistics(self):
-        """Makes batch normalization with frozen weights keep its statistics in training, as Keras' frozen layers do."""
-        # On PyTorch, a Keras layer is a module, and its inner layers are its children.
+        """Freezes batch normalization layers whose weights are frozen, so that training keeps their statistics."""
+        # On PyTorch, a Keras layer is a `torch.nn.Module`, whose inner layers are in `children()`.
         for layer in self.children() if hasattr(self, "children") else vars(self).values():
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.trainable = layer.gamma.trainable
@@ -131,20 +131,20 @@ class CompositeLayer(Layer):
                 changes["quantized"][path] = {"mode": layer.quantization_mode, "config": quantization}
         changes = {kind: found for kind, found in changes.items() if found}
         weights = self._trained()
-        # If all weights are frozen or all are trained, the `trainable` of the layer is enough.
+        # If all weights are frozen, or none, the config already shows this by `trainable`.
         if any(weight.trainable != self.trainable for weight in weights):
             changes["frozen"] = [self._below(weight.path) for weight in weights if not weight.trainable]
         return {**config, **({"changes": changes} if changes else {})}
 
     def _trained(self):
-        """Returns the weights without the statistics of batch normalization, which are never trained."""
+        """Returns all weights except the moving means and variances of batch normalization, which are never trained."""
         return [weight for weight in self.weights if not weight.path.endswith(("/moving_mean", "/moving_variance"))]
 
     def _dense_layers_by_path(self):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """Returns the part of a weight's path below this layer. It is the same in every model."""
+        """Returns the path of a weight or inner layer relative to this layer, which is the same in every model."""
         return path.removeprefix(f"{self.path}/")
 
 

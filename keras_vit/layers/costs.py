@@ -1,7 +1,4 @@
-"""Computes the costs of a call from shapes: its multiply-adds, and the activations that training keeps.
-
-All counts are for one image.
-"""
+"""Computes the costs of a layer's call on one image: multiply-adds, and activations that training keeps."""
 
 import math
 import re
@@ -11,7 +8,7 @@ import keras
 
 
 class Step(NamedTuple):
-    """One step of a call: its multiply-adds (None if unknown) and how many numbers training keeps for the gradient."""
+    """A step of a call: its multiply-adds (None if unknown), and the count of numbers kept for the gradient."""
 
     name: str
     multiply_adds: int | None
@@ -23,21 +20,21 @@ def _classes(pattern):
     return tuple(kind for name, kind in vars(keras.layers).items() if re.fullmatch(pattern, name))
 
 
-# (layer classes, function that returns the multiply-adds for one output value). In grouped convolutions, the input axis
-# of the kernel has the channels of one group. LoRA multiplies its two matrices once per batch, which is not counted.
+# (layer classes, function that returns the multiply-adds for one output value). In grouped convolutions, the kernel's
+# input axis has the channels of one group. LoRA multiplies its two factors once per batch, which is not counted.
 PRODUCTS = (
     (keras.layers.Dense, lambda layer, x: x.shape[-1]),
     (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
     (_classes("Conv[123]D"), lambda layer, x: math.prod(layer.kernel.shape[:-1])),
 )
-# FREE are layers without multiply-adds. VIEWS only return or reshape their input at inference.
+# The layers in VIEWS only return or reshape their input at inference. The layers in FREE have no multiply-adds.
 VIEWS = _classes("Identity|Flatten|Reshape|ActivityRegularization|Gaussian.*|.*Dropout|Random(?!Crop).*")
 FREE = VIEWS + _classes(
     "(Batch|Group|Layer|RMS|Unit)?Normalization|.*Pooling[123]D|Activation|.*ReLU|ELU|Softmax|Add|Average|Concatenate|"
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-# Operations of `keras.ops` that keep no additional activation: the output is a view, or training keeps only the output.
+# Operations of `keras.ops` that add no kept activation: the output is a view, or training keeps only the output.
 VIEW_OPERATIONS = (
     "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
 )
@@ -68,19 +65,19 @@ def operation_steps(operation, args, kwargs, output):
     if hasattr(operation, "cost_steps"):
         return [Step("", size * math.prod(operation.kernel.shape[:-1]) if hasattr(operation, "kernel") else 0, size)]
     copies = 0 if isinstance(operation, (*VIEWS, keras.layers.ReLU)) else 1
-    # In training, batch normalization keeps the centred input too.
+    # In training, batch normalization also keeps its input minus the mean.
     copies += isinstance(operation, keras.layers.BatchNormalization)
     return [Step("", 0 if isinstance(operation, FREE) else None, copies * size)]
 
 
 def total(steps):
-    """Returns the sum of the multiply-adds of steps; None if the number is unknown for a step."""
+    """Returns the sum of the multiply-adds of all steps, or None if a step has an unknown number."""
     products = [step.multiply_adds for step in steps]
     return None if None in products else sum(products)
 
 
 def _steps_inside(layer, args, kwargs):
-    """Returns the steps of the layers and operations that the `call` of a layer calls."""
+    """Returns the steps of all layers and operations inside the `call` of `layer`."""
     given = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in _tensors((args, kwargs))}
     args, kwargs = keras.tree.map_structure(lambda x: given.get(id(x), x), (args, kwargs))
     steps, without_gradient = [], set()

@@ -4,13 +4,13 @@ from keras import ops
 
 from keras_vit.layers import kernels
 
-# Keras saves a layer's weights under numbers. A layer with LoRA also saves its factors under these keys.
+# In a weights file, Keras uses numbers as keys. A layer with LoRA also saves its factors and scale under these keys.
 _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Dense(keras.layers.Dense):
-    """`keras.layers.Dense`, but faster, and with LoRA factors that are saved separately from the kernel.
+    """Computes the same as `keras.layers.Dense`, but faster, and saves LoRA factors separately from the kernel.
 
     Input shape: (..., width). Output shape: (..., units).
 
@@ -21,7 +21,7 @@ class Dense(keras.layers.Dense):
 
     @property
     def dtype_policy(self):
-        """The dtype policy of this layer. With a `DTypePolicyMap`, Keras would return the whole map."""
+        """The dtype policy of this layer. If it is in a `DTypePolicyMap`, Keras' property returns the whole map."""
         policy = super().dtype_policy
         is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
         return policy[self.path] if is_map and self.path else policy
@@ -37,10 +37,10 @@ class Dense(keras.layers.Dense):
     def build(self, input_shape):
         alpha = self.lora_alpha
         super().build(input_shape)
-        # If the config enables LoRA, Keras sets alpha to the rank.
+        # If the config enables LoRA, Keras' `build` sets alpha to the rank, so restore the alpha of the config.
         self.lora_alpha = alpha
 
-    # Keras would save LoRA merged into the kernel in the compute dtype, and load zeros, which get no gradient.
+    # Keras would save LoRA merged into the rounded kernel. Loaded factors would both be zero and get no gradient.
     def save_own_variables(self, store):
         enabled = self.lora_enabled
         self.lora_enabled = False
@@ -58,8 +58,8 @@ class Dense(keras.layers.Dense):
         lora = {name: np.asarray(saved.pop(name)) for name in (*_FACTORS, _SCALE) if name in saved}
         if lora and not self.lora_enabled and self.quantization_mode:
             raise ValueError(
-                f"Expected a layer with LoRA, or not quantized, for weights with LoRA. Received: layer {self.name!r} "
-                f"without it, quantized to {self.quantization_mode!r}"
+                f"Expected a layer with LoRA, or a layer that is not quantized, for weights with LoRA. Received: layer "
+                f"{self.name!r} without LoRA, quantized to {self.quantization_mode!r}. Call `enable_lora` first."
             )
         factor = ops.copy(self.lora_kernel_a) if self.lora_enabled else None
         super().load_own_variables(saved)
@@ -71,5 +71,5 @@ class Dense(keras.layers.Dense):
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def quantize(self, mode=None, type_check=True, **kwargs):
-        # Keras refuses to quantize subclasses of Dense, because their `call` may differ. This `call` computes the same.
+        # Keras refuses to quantize subclasses of Dense, because their `call` may differ. Allow it for this class only.
         return super().quantize(mode, type_check=type_check and type(self) is not Dense, **kwargs)

@@ -13,7 +13,7 @@ from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 class MaxPooling2D(keras.layers.MaxPooling2D):
     """`keras.layers.MaxPooling2D` with padding "same" for images of (batch, height, width, channels).
 
-    On PyTorch, Keras repeats the pixels at the edge, and the compiled gradient of this padding fails.
+    On PyTorch, this class pads with -inf, because the compiled gradient of Keras' padding fails.
     """
 
     def call(self, images):
@@ -25,18 +25,18 @@ class MaxPooling2D(keras.layers.MaxPooling2D):
             sides.append((total // 2, total - total // 2))
         from torch.nn import functional  # noqa: TID251
 
-        # PyTorch cannot compile `ops.pad` in one graph. Its own function takes the padding of the last axis first.
+        # PyTorch cannot compile `ops.pad` in one graph. The function `pad` of PyTorch takes the last axis first.
         images = functional.pad(images, (0, 0, *sides[1], *sides[0]), value=-math.inf)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
 
 
 def pooling(pool_type, padding, name, dtype):
-    """Returns the layer that halves height and width, rounded up: "max2", "max3" (3 x 3 windows) or "avg2"."""
+    """Returns a layer that halves height and width, rounded up. `pool_type`: "max2", "max3" (3 x 3 windows), "avg2"."""
     options = {"name": name, "dtype": dtype}
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
     kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
-    # Windows of 2 have padding only at the end of an odd side, and averages exclude it.
+    # Windows of 2 x 2 need padding only at the end of an odd side, and averages exclude the padding.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 
 
@@ -49,7 +49,7 @@ def conv(kind, kernel_size, strides, padding, **options):
 
 
 def convolve(layer, images):
-    """Calls a layer that `conv` made. If its padding is symmetric, first pads all four sides equally."""
+    """Calls a layer that `conv` returned. If the layer has symmetric padding, first pads all four sides equally."""
     if layer.padding == "valid":
         side = (layer.kernel_size[0] // 2,) * 2
         images = ops.pad(images, ((0, 0), side, side, (0, 0)))

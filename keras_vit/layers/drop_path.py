@@ -6,10 +6,10 @@ from keras_vit import arguments
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class DropPath(keras.layers.Dropout):
-    """Stochastic depth: drops residual branches of random images in training, and scales the rest by `1 / (1 - rate)`.
+    """Stochastic depth: in training, sets the input to zero for random images, and divides the rest by `1 - rate`.
 
     Args:
-        rate: Float in [0, 1), the probability of dropping an image's branch.
+        rate: Float in [0, 1), the probability of setting the residual branch of an image to zero.
         seed: Int or None, the random seed.
 
     Input and output shape: (batch, ...), such as tokens, (batch, num_tokens, hidden_dim), or feature maps.

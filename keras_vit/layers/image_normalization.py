@@ -10,25 +10,25 @@ from keras_vit.config import ModelConfig, Preprocessing, preprocessing_record
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class ImageNormalization(keras.layers.Layer):
-    """The first layer of each model: carries its config and, with `apply=True`, scales its images.
+    """The first layer of each model. It stores the model's config and, with `apply=True`, scales the images.
 
-    The config is saved, reloaded and cloned with the layer, and stays when a new head is added.
+    Because a layer stores the config, saved, cloned and extended models keep it.
 
     Args:
         preprocessing: A `keras_vit.Preprocessing`, or a dict of its fields; None for the default.
-        apply: Bool. True scales raw images of 0..255 to `(x / 255 - mean) / std`, adapted to `value_range`; False
-            passes images through.
-        folded: Bool, only with `apply`. True passes raw images through because the next layer's kernel includes the
+        apply: Bool. True scales raw images x of 0..255 to `(low + x / 255 * (high - low) - mean) / std`, where
+            `value_range` is (low, high). False returns images unchanged.
+        folded: Bool, only with `apply`. True returns raw images unchanged, because the next layer's kernel includes the
             scaling. See `keras_vit.fold_preprocessing`.
         class_names: The class names in the order of the outputs, or None.
         task: "single_label", "multi_label" or "regression", as in `keras_vit.ViTConfig`.
         config: A config such as a `ViTConfig`, or its `to_dict()`. It replaces `preprocessing`, `apply`, `class_names`
-            and `task`. None without a model.
+            and `task`. None if the layer does not belong to a model.
 
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 
     Raises:
-        ValueError: If an argument is out of range or does not fit the channels, or for `folded` without scaling.
+        ValueError: If an argument is out of range, the constants do not fit the channels, or only `folded` is True.
 
     Example:
     >>> layer = keras_vit.layers.ImageNormalization(apply=True)
@@ -51,14 +51,14 @@ class ImageNormalization(keras.layers.Layer):
         apply = arguments.boolean("apply", apply)
         if config is None:
             preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
-            # `build` checks the constants, because the number of channels is unknown before.
+            # `build` compares `mean` and `std` with the number of channels, which is unknown here.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
             config = {"preprocessing": preprocessing, "include_preprocessing": apply, "in_channels": channels}
             config = ModelConfig(**config, class_names=class_names, task=task)
         self._record = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
         self.folded = arguments.boolean("folded", folded)
         if self.folded and not self.apply:
-            raise ValueError(f"Expected a layer that scales images with folded=True. Received: apply={self.apply!r}")
+            raise ValueError(f"Expected apply=True with folded=True. Received: apply={self.apply!r}")
 
     @property
     def config(self):
@@ -97,13 +97,13 @@ class ImageNormalization(keras.layers.Layer):
         self.preprocessing.check_channels(images_shape[-1])
 
     def call(self, images):
-        # On JAX, `fit`, `evaluate` and `predict` of Keras do not compare the shape of images with the model's input.
+        # On JAX, `fit`, `evaluate` and `predict` do not compare the shape of images with the model's input shape.
         if self.config is not None and not isinstance(images, keras.KerasTensor):
             expected = (None, *self.config.image_size, self.config.in_channels)
             arguments.image_shape("images", tuple(images.shape), expected)
             if None in images.shape[1:] and None not in expected[1:]:
-                # After images of two sizes, TensorFlow traces a step for images of any size. Then this line refuses
-                # all sizes except the model's.
+                # After images of two sizes, TensorFlow traces the model for an unknown size. This line then raises an
+                # error at run time for all sizes except the model's.
                 images = ops.reshape(images, (ops.shape(images)[0], *expected[1:]))
         images = ops.cast(images, self.compute_dtype)
         return self.normalize(images) if self.apply and not self.folded else images
@@ -111,16 +111,16 @@ class ImageNormalization(keras.layers.Layer):
     def normalize(self, images):
         """Scales float images of 0..255, a NumPy array or a backend tensor."""
         offset, scale = self._offset_and_scale(images)
-        # This form gives exactly -1 and 1, unlike x * a + b.
+        # Do not rewrite this as x * a + b, which would not give exactly -1 and 1 for 0 and 255.
         return (images - offset) / scale
 
     def denormalize(self, images):
-        """Undoes `normalize`."""
+        """Converts the result of `normalize` back to images of 0..255."""
         offset, scale = self._offset_and_scale(images)
         return images * scale + offset
 
     def raw_images(self, images):
-        """Converts model inputs to float32 images of 0..255; with `apply`, the inputs already are raw images."""
+        """Converts model inputs to float32 images of 0..255. With `apply`, the model inputs are such images already."""
         images = images.astype("float32") if isinstance(images, np.ndarray) else ops.cast(images, "float32")
         return images if self.apply else self.denormalize(images)
 
@@ -146,7 +146,7 @@ class ImageNormalization(keras.layers.Layer):
     def from_config(cls, config):
         config = dict(config)
         if config.get("config") is not None:
-            # Files of version 0.2 contain `apply` next to the config.
+            # In files of version 0.2, `apply` is not in the config, but next to it.
             own = {"include_preprocessing": config.pop("apply", False), **config["config"]}
             # Build the config here, because an error in Keras' `from_config` would repeat the whole config.
             config["config"] = ModelConfig.from_dict(own)

@@ -1,4 +1,4 @@
-"""Initializers that draw with NumPy, so a seed gives the same weights on each backend, and JAX builds models faster."""
+"""Initializers with NumPy's random numbers: a seed gives equal weights on each backend, and JAX builds faster."""
 
 import math
 import os
@@ -8,13 +8,13 @@ import keras
 import numpy as np
 from keras import ops
 
-# Each random stream draws this many numbers. The number is fixed, so weights do not depend on the number of threads.
+# Each random generator fills this many numbers. PIECE is fixed, so weights do not depend on the number of threads.
 PIECE = 2**20
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RandomUniform(keras.initializers.RandomUniform):
-    """`keras.initializers.RandomUniform` drawn with NumPy; `minval` and `maxval` are floats."""
+    """`keras.initializers.RandomUniform` with NumPy's random numbers; `minval` and `maxval` are floats."""
 
     def __call__(self, shape, dtype=None):
         return draw(np.random.Generator.random, self.maxval - self.minval, self.minval, shape, dtype, self.seed)
@@ -22,7 +22,7 @@ class RandomUniform(keras.initializers.RandomUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RandomNormal(keras.initializers.RandomNormal):
-    """`keras.initializers.RandomNormal` drawn with NumPy; `mean` and `stddev` are floats."""
+    """`keras.initializers.RandomNormal` with NumPy's random numbers; `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
         return draw(np.random.Generator.standard_normal, self.stddev, self.mean, shape, dtype, self.seed)
@@ -30,7 +30,7 @@ class RandomNormal(keras.initializers.RandomNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TruncatedNormal(keras.initializers.TruncatedNormal):
-    """`keras.initializers.TruncatedNormal` drawn with NumPy; `mean` and `stddev` are floats."""
+    """`keras.initializers.TruncatedNormal` with NumPy's random numbers; `mean` and `stddev` are floats."""
 
     def __call__(self, shape, dtype=None):
         return draw(truncated_normal, self.stddev, self.mean, shape, dtype, self.seed)
@@ -38,7 +38,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class GlorotUniform(keras.initializers.GlorotUniform):
-    """`keras.initializers.GlorotUniform` drawn with NumPy, for kernels that end in (inputs, outputs)."""
+    """`keras.initializers.GlorotUniform` with NumPy's random numbers. The last kernel axes are (inputs, outputs)."""
 
     def __call__(self, shape, dtype=None):
         field = math.prod(shape[:-2])
@@ -47,7 +47,7 @@ class GlorotUniform(keras.initializers.GlorotUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LecunNormal(keras.initializers.LecunNormal):
-    """`keras.initializers.LecunNormal` drawn with NumPy, for kernels whose fan-in is all axes but the last."""
+    """`keras.initializers.LecunNormal` with NumPy's random numbers. Fan-in: all kernel axes but the last."""
 
     def __call__(self, shape, dtype=None):
         truncated_stddev = 0.87962566103423978
@@ -57,7 +57,7 @@ class LecunNormal(keras.initializers.LecunNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class FanOutNormal(keras.initializers.HeNormal):
-    """EfficientNet's normal weights, standard deviation `sqrt(2 / fan_out)`; fan-out skips the second-last axis."""
+    """Normal numbers of standard deviation `sqrt(2 / fan_out)`, as in EfficientNet. Fan-out excludes the input axis."""
 
     def __call__(self, shape, dtype=None):
         fan_out = math.prod(shape[:-2]) * shape[-1]
@@ -65,20 +65,20 @@ class FanOutNormal(keras.initializers.HeNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """Returns Glorot uniform for explicit fans, which the shape of a fused QKV kernel does not show."""
+    """Returns Glorot uniform for given fans, because the shape of a QKV kernel shows the sum of three fan-outs."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 
 
 def truncated_normal(rng, out, dtype):
-    """Fills `out` with standard normal numbers, and redraws numbers beyond two standard deviations."""
+    """Fills `out` with standard normal numbers of at most two standard deviations."""
     rng.standard_normal(out=out, dtype=dtype)
     while (far := np.abs(out) > 2).any():
         out[far] = rng.standard_normal(np.count_nonzero(far), dtype=dtype)
 
 
 def draw(fill, scale, shift, shape, dtype, seed):
-    """Draws a tensor by `fill(rng, out=, dtype=)` in threads, then multiplies by `scale` and adds `shift`."""
+    """Fills a tensor with random numbers by `fill(rng, out=, dtype=)` in threads, times `scale`, plus `shift`."""
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)
@@ -95,14 +95,14 @@ def draw(fill, scale, shift, shape, dtype, seed):
 
 
 def entropy(seed):
-    """Converts a Keras seed to entropy for NumPy: a non-negative int, or a list of them."""
+    """Converts a Keras seed to a seed for `np.random.SeedSequence`: a non-negative int, or a list of such ints."""
     if isinstance(seed, keras.random.SeedGenerator):
         return [entropy(int(part)) for part in ops.convert_to_numpy(seed.next())]
     return seed & 0xFFFFFFFF
 
 
 def fill_all(fill_one, seeds, pieces):
-    """Calls `fill_one(seed, piece)` for each pair, in threads if there are several."""
+    """Calls `fill_one(seed, piece)` for each seed and piece, in threads if there are several."""
     if len(pieces) > 1:
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:

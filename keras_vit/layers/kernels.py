@@ -1,4 +1,4 @@
-"""The backend's fastest kernels for attention and dense layers."""
+"""Attention and dense products, computed in the fastest way of each backend."""
 
 import contextlib
 import functools
@@ -20,12 +20,12 @@ def dense(x, kernel, bias=None):
         return functional.linear(x, kernel.T, None if bias is None else ops.convert_to_tensor(bias))
     dtype, shape = keras.backend.result_type(x.dtype, kernel.dtype), ops.shape(x)
     if keras.backend.backend() == "jax" and len(shape) > 2:
-        # On CPUs, XLA computes the gradients of a ViT-B/16 1.9 times as fast if the product has one row per token.
+        # On CPUs, XLA computes the gradients of a ViT-B/16 1.9 times as fast for a matrix with one row per token.
         x = ops.reshape(x, (math.prod(shape[:-1]), shape[-1]))
     if keras.backend.backend() == "jax" and x.dtype == kernel.dtype == "bfloat16" and not _has_gpu():
         import jax.numpy as jnp
 
-        # On CPUs, XLA uses the instructions for bfloat16 only in products that are summed in float32.
+        # On CPUs, XLA uses bfloat16 instructions only if the matrix product accumulates in float32.
         x = jnp.matmul(x, kernel, preferred_element_type="float32")
     else:
         x = ops.matmul(x, kernel)
@@ -34,17 +34,17 @@ def dense(x, kernel, bias=None):
 
 
 def activate(x, activation):
-    """Returns `activation(x)`; on JAX, computes the exact GELU by erf in float32."""
+    """Returns `activation(x)`. On JAX, computes the exact GELU with erf in float32."""
     if keras.backend.backend() != "jax" or activation is not keras.activations.gelu:
         return activation(x)
-    # JAX computes GELU by erfc, which takes several times as long, and rounds each of its steps in bfloat16.
+    # JAX's GELU uses erfc, which takes several times as long, and in bfloat16 rounds after each step.
     y = ops.cast(x, "float32")
     return ops.cast(0.5 * y * (1 + ops.erf(y * math.sqrt(0.5))), x.dtype)
 
 
 @contextlib.contextmanager
 def in_one_piece():
-    """Computes attention for long sequences without slices inside the `with` block, for exporters without loops."""
+    """Inside the `with` block, attention is never computed in slices, because some exporters do not support loops."""
     global _LONG
     before, _LONG = _LONG, math.inf
     try:
@@ -85,7 +85,7 @@ def attend(query, key, value, bias, training=False):
 
 
 def _suits_cudnn(query, key):
-    # cuDNN needs 16 bits and as many queries as keys. In float32, JAX would keep all scores of a long sequence.
+    # cuDNN needs a 16-bit dtype and as many queries as keys. In float32, JAX would not use it and keep all scores.
     is_short = keras.backend.standardize_dtype(query.dtype) != "float32" or not _is_long(query.shape[1])
     return is_short and query.shape[1] == key.shape[1]
 
@@ -93,7 +93,7 @@ def _suits_cudnn(query, key):
 def _attend_by_cudnn(query, key, value, bias):
     length = query.shape[1]
     if bias is not None:
-        # cuDNN does not broadcast the bias over the queries.
+        # cuDNN needs a bias for each query, so broadcast it.
         bias = ops.broadcast_to(bias, (*bias.shape[:2], length, length))
     attention = _odd_attention() if length % 2 else ops.dot_product_attention
     return attention(query, key, value, bias)
@@ -108,7 +108,7 @@ def _odd_attention():
     def attend_odd(query, key, value, bias):
         return ops.dot_product_attention(query, key, value, bias)
 
-    # cuDNN has no gradient for odd lengths. A masked padding token is faster than unfused attention.
+    # cuDNN has no gradient for odd numbers of tokens. Adding a masked token is faster than attention without cuDNN.
     attend_odd.defvjp(lambda *inputs: jax.vjp(_attend_padded, *inputs), lambda pullback, gradient: pullback(gradient))
     return attend_odd
 
@@ -134,7 +134,7 @@ def _attend_by_head(query, key, value, bias, dropout=lambda weights: weights):
     scores = ops.matmul(query / math.sqrt(query.shape[-1]), ops.transpose(key, (0, 1, 3, 2)))
     if bias is not None:
         scores = scores + bias
-    # PyTorch's softmax computes in float32 internally.
+    # PyTorch's softmax computes in float32 internally, so it needs no cast.
     scores = scores if keras.backend.backend() == "torch" else ops.cast(scores, "float32")
     weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
     return ops.matmul(dropout(weights), value), weights
@@ -156,26 +156,26 @@ def _attend_in_slices(query, key, value, bias, training):
         return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
 
     step = keras.remat(attend_slice) if training else attend_slice
-    # On TensorFlow, `keras.remat` accepts no None, and computes gradients only for its arguments.
+    # On TensorFlow, `keras.remat` does not accept None, and computes gradients only for the function's arguments.
     by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
     parts = [query] if bias is None or by_key else [query, bias]
-    # Use a loop: XLA and TensorFlow would compute unrolled slices at the same time, and keep all their scores.
+    # Use a loop over the slices. Without it, XLA and TensorFlow would compute all slices at the same time.
     parts = [slices(part) for part in parts]
     x = _map(lambda part: step(part[0], key, value, *by_key, *part[1:]), parts)
     return ops.reshape(ops.moveaxis(x, 0, 2), (-1, query.shape[1], count * size, head_dim))[:, :, :length]
 
 
 def _is_long(length):
-    # A length that is set at run time is None in TensorFlow, and a symbol when JAX exports.
+    # A length that is known only at run time is None in TensorFlow and a symbol in JAX's export.
     return isinstance(length, int) and length > _LONG
 
 
 def _map(function, parts):
-    """Applies `function` to one slice after another and stacks the results. A result has the shape of `parts[0][0]`."""
+    """Stacks `function([part[i] for part in parts])` for all i. Results have the shape and dtype of `parts[0][0]`."""
     if keras.backend.backend() != "tensorflow":
         return ops.map(function, parts)
     import tensorflow as tf
 
-    # `ops.map` would compute ten slices at the same time.
+    # On TensorFlow, `ops.map` would compute ten slices at the same time, and so need more memory.
     signature = tf.TensorSpec(parts[0].shape[1:], parts[0].dtype)
     return tf.map_fn(function, parts, parallel_iterations=1, fn_output_signature=signature)

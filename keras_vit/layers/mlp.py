@@ -22,7 +22,7 @@ class MLP(CompositeLayer):
         dropout_rate: Float in [0, 1), the dropout after each dense layer.
         gated: Bool, whether the hidden layer is gated.
         inner_norm: Bool, whether to layer-normalize the hidden layer.
-        layer_norm_epsilon: Float, the epsilon of that norm.
+        layer_norm_epsilon: Float, the epsilon of the norm of the hidden layer.
         seed: Int or None, the random seed of the dropout.
 
     Input and output shape: (batch, num_tokens, hidden_dim).
@@ -89,7 +89,7 @@ class MLP(CompositeLayer):
             x = activate(gate, self.activation) * x
         if self.inner_norm:
             x = self.run(self.norm, x)
-        # Skip a dropout that does nothing, because each call of a layer takes time on PyTorch.
+        # If the rate is 0, do not call the dropout layers, because each call of a layer takes time on PyTorch.
         if not self.dropout_rate:
             return self.run(self.dense_2, x)
         x = self.run(self.dropout_1, x, training=training)

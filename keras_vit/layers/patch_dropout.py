@@ -7,11 +7,11 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchDropout(Layer):
-    """Removes random patches of each image in training; the rest keep their order and are not rescaled.
+    """Removes random patches of each image in training. The other patches keep their order and values.
 
     Args:
         rate: Float in [0, 1), the share of patches to remove; at least one patch stays.
-        num_prefix_tokens: Int, the number of tokens before the patches, which always stay.
+        num_prefix_tokens: Int, the number of tokens before the patches. These tokens always stay.
         seed: Int or None, the random seed.
 
     Input shape: (batch, num_prefix_tokens + num_patches, hidden_dim). The output has fewer patches in training.
@@ -36,7 +36,7 @@ class PatchDropout(Layer):
             return tokens
         batch, length, _ = ops.shape(tokens)
         num_patches = length - self.num_prefix_tokens
-        # Add a margin before rounding down, because 10 * (1 - 0.8) is slightly less than 2.
+        # Add 0.001 before rounding down, because 10 * (1 - 0.8) is slightly less than 2 in floating point.
         if isinstance(num_patches, int):
             num_kept = max(1, int(num_patches * (1 - self.rate) + 1e-3))
         else:
@@ -54,8 +54,7 @@ class PatchDropout(Layer):
         return ops.concatenate([tokens[:, : self.num_prefix_tokens], patches], axis=1)
 
     def cost_steps(self, tokens_shape, **call_arguments):
-        # At inference the output is the input.
-        return []
+        return []  # Inference returns the input unchanged.
 
     def compute_output_shape(self, tokens_shape):
         # The number of output tokens is unknown, because it depends on `training`.

@@ -7,7 +7,7 @@ from keras_vit.layers.base import Layer
 
 
 def whole_patches(images, patch_size):
-    """Crops images at the right and bottom to whole patches; returns them and the grid's rows and columns."""
+    """Crops images at the right and bottom to whole patches. Returns (images, rows of patches, columns of patches)."""
     sides = ops.shape(images)[1:3]
     rows, columns = arguments.grid_size(sides, patch_size)
     if any(not isinstance(side, int) or side % patch for side, patch in zip(sides, patch_size, strict=True)):
@@ -19,7 +19,7 @@ def unfold(images, patch_size):
     """Cuts images into flattened patches, (batch, rows * columns, patch_height * patch_width * channels)."""
     images, rows, columns = whole_patches(images, patch_size)
     ph, pw = patch_size
-    # Each row of a patch, with its channels, stays contiguous.
+    # The pixels and channels of a row in a patch are contiguous in memory, so treat them as one axis.
     width = pw * images.shape[-1]
     x = ops.transpose(ops.reshape(images, (-1, rows, ph, columns, width)), (0, 1, 3, 2, 4))
     return ops.reshape(x, (-1, rows * columns, ph * width))
@@ -61,13 +61,13 @@ class Patches(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchEmbedding(Layer):
-    """Cuts images into patches, as `Patches` does, and projects each linearly.
+    """Cuts images into patches, as `Patches` does, and projects each patch linearly to a token.
 
     Args:
         hidden_dim: Int, the width of a token.
         patch_size: Int, or (height, width), in pixels.
-        method: "unfold" (patches, then a matrix product) or "conv" (a strided convolution), which gives the same result
-            but is slower on CPUs.
+        method: "unfold" (flattened patches, then a matrix product) or "conv" (a strided convolution). Both
+            give the same result, but "conv" is slower on CPUs.
         use_bias: Bool, whether the projection has a bias.
 
     Input shape: (batch, height, width, channels). Output shape: (batch, num_patches, hidden_dim).
@@ -79,8 +79,8 @@ class PatchEmbedding(Layer):
     >>> keras_vit.layers.PatchEmbedding(768, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (1, 196, 768)
 
-    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1. Stored and initialized as in the
-    official Flax code: LeCun normal kernel, (patch_height, patch_width, channels, hidden_dim); zero bias.
+    Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), section 3.1. As in the official
+    Flax code, the kernel is (patch_height, patch_width, channels, hidden_dim), LeCun normal, and the bias is zero.
     """
 
     def __init__(self, hidden_dim, patch_size, method="unfold", use_bias=True, **kwargs):
@@ -104,7 +104,7 @@ class PatchEmbedding(Layer):
         if self.method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return kernels.dense(unfold(images, self.patch_size), kernel, self.bias)
-        # Crop first: TensorFlow's VALID convolution on CPUs can be wrong with 1 channel and patches 1 pixel high.
+        # Crop, because TensorFlow's VALID convolution on CPUs may be wrong for 1 channel and patches 1 pixel high.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))

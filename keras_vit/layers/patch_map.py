@@ -7,11 +7,11 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PatchMap(Layer):
-    """Reshapes patch tokens to their grid, (batch, rows, columns, hidden_dim), for dense tasks; drops prefix tokens.
+    """Drops prefix tokens and reshapes patch tokens to a feature map, (batch, rows, columns, hidden_dim).
 
     Args:
         patch_size: Int, or (height, width), in pixels.
-        num_prefix_tokens: Int, the number of tokens before the patches.
+        num_prefix_tokens: Int, the number of tokens before the patches, which are dropped.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
@@ -33,7 +33,7 @@ class PatchMap(Layer):
 
     def call(self, tokens, images):
         batch, *image_size, _ = ops.shape(images)
-        # Pass the batch size: with -1, a wrong number of tokens would not raise an error.
+        # Pass the batch size instead of -1, with which a wrong number of tokens may not raise an error.
         shape = (batch, *arguments.grid_size(image_size, self.patch_size), tokens.shape[-1])
         return ops.reshape(tokens[:, self.num_prefix_tokens :], shape)
 

@@ -8,30 +8,30 @@ from keras_vit.images.interpolation import POSITION_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import Layer
 
-# {method: the number that must divide the number of channels}.
+# {method: the number that must divide `hidden_dim`}.
 METHODS = {"learned": 1, "learned2d": 2, "sincos2d": 4}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PositionEmbedding(Layer):
-    """Adds position embeddings to the tokens, for any patch grid.
+    """Adds position embeddings to the tokens, for any number of patch rows and columns.
 
     Args:
-        grid_size: (rows, columns) of the grid that learned embeddings are stored for. Other grids resize them. None for
-            the grid of the first input: of its images, or the square of its patches.
-        method: "learned" (one vector per patch), "learned2d" (one per column in the first half of the channels, one per
-            row in the second) or "sincos2d" (fixed sines and cosines of column and row).
+        grid_size: (rows, columns) of the patches that have stored embeddings. Other grids get resized embeddings.
+            None takes the grid from the first input: from `images`, or a square grid of its patches.
+        method: "learned" (one vector per patch), "learned2d" (one vector per column for the first half of the channels,
+            one per row for the second half) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.
         num_prefix_tokens: Int, the number of tokens (class, distillation, registers) before the patches.
-        num_prefix_positions: Int, the number of leading prefix tokens that get a learned embedding; all by default.
-            Fixed embeddings add nothing to the prefix.
+        num_prefix_positions: Int, the number of leading prefix tokens that get a learned embedding. None means all.
+            With "sincos2d", prefix tokens get no embedding.
         interpolation: The method of resizing: "linear" with aligned end points (official code), "bicubic"
             (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO).
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.
-        images: (batch, height, width, channels), the images of the patches. Only their size is read, for the grid.
-            If there are no images, the grid is `grid_size`. Another number of tokens raises a ValueError.
+        images: (batch, height, width, channels), the images of the patches. Only their size is read, which determines
+            the grid. If there are none, the grid is `grid_size`, and another number of tokens raises a ValueError.
 
     Example:
     >>> layer = keras_vit.layers.PositionEmbedding((14, 14), num_prefix_tokens=1)
@@ -71,7 +71,7 @@ class PositionEmbedding(Layer):
     def build(self, tokens_shape, images_shape=None):
         _, length, hidden_dim = tokens_shape
         if images_shape is not None and self.patch_size is None:
-            raise ValueError("Expected `patch_size` with `images`. Received: patch_size=None")
+            raise ValueError("Expected `patch_size` if `images` are passed. Received: patch_size=None")
         if self.grid_size is None:
             self.grid_size = self._found_grid(length, images_shape)
         rows, columns = self.grid_size
@@ -84,7 +84,7 @@ class PositionEmbedding(Layer):
         num_prefix = self.num_prefix_positions
         self.embeddings = self.row_embeddings = self.column_embeddings = self.prefix_embeddings = None
         if self.method == "learned":
-            # As in the official checkpoints, the table also has the embeddings of the prefix tokens.
+            # As in the official checkpoints, prefix and patch embeddings are one table.
             self.embeddings = self._embeddings("embeddings", (1, num_prefix + rows * columns, hidden_dim))
         elif self.method == "learned2d":
             self.column_embeddings = self._embeddings("column_embeddings", (columns, hidden_dim // 2))
@@ -93,7 +93,7 @@ class PositionEmbedding(Layer):
                 self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
 
     def _found_grid(self, length, images_shape):
-        """Returns (rows, columns) of the patches from the image size or, if unknown, of a square grid of tokens."""
+        """Returns the (rows, columns) of the patches by the image size or, if there are no images, of a square."""
         if images_shape is not None and None not in images_shape[1:3]:
             return arguments.grid_size(images_shape[1:3], self.patch_size)
         patches = None if length is None else length - self.num_prefix_tokens
@@ -116,7 +116,7 @@ class PositionEmbedding(Layer):
         return tokens + ops.cast(self._positions(grid_size, tokens.shape[-1]), tokens.dtype)
 
     def _positions(self, grid_size, hidden_dim):
-        """Returns the embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
+        """Returns the position embeddings of all tokens, (1, num_prefix_tokens + rows * columns, hidden_dim)."""
         prefix = None
         if self.method == "learned":
             if self._is_own(grid_size) and self.num_prefix_positions == self.num_prefix_tokens:
@@ -141,15 +141,15 @@ class PositionEmbedding(Layer):
         return ops.concatenate([*parts, patches], axis=1) if parts else patches
 
     def _is_own(self, grid_size):
-        """Returns True if a grid is certainly the grid of the stored table."""
-        # A side may be a tensor or a symbol of torch.export. Comparing a symbol would fix it to the example's size.
+        """Returns True if `grid_size` is known and equals the grid of the stored embeddings."""
+        # A side may be a tensor or a symbol of torch.export. A comparison would fix a symbol to the example's size.
         return all(type(side) is int for side in grid_size) and grid_size == self.grid_size
 
     def _resize(self, embeddings, grid_size, hidden_dim):
         if self._is_own(grid_size):
             return embeddings
         rows, columns = self._resize_matrices(grid_size)
-        # Use two products, because an einsum of three tensors would fix the size in torch.export.
+        # Use two matrix products, because an einsum of three tensors would fix the image size in torch.export.
         resized = ops.matmul(rows, ops.reshape(embeddings, (self.grid_size[0], -1)))
         return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
@@ -161,7 +161,7 @@ class PositionEmbedding(Layer):
 
 
 def _sincos(length, channels):
-    """Returns sines, then cosines, of each position along one axis, (length, channels)."""
+    """Returns the sines, then the cosines, of the positions 0 to length - 1, as (length, channels)."""
     # PyTorch cannot compile NumPy arrays.
     frequencies = 10_000.0 ** -(ops.arange(channels // 2, dtype="float32") / max(1, channels // 2 - 1))
     angles = ops.arange(length, dtype="float32")[:, None] * frequencies
@@ -169,7 +169,7 @@ def _sincos(length, channels):
 
 
 def _join_axes(columns, rows):
-    """Concatenates column and row channels at each grid cell, (rows, columns, channels)."""
+    """Concatenates the column's and the row's embedding for each patch, (rows, columns, channels)."""
     num_rows, num_columns, channels = ops.shape(rows)[0], ops.shape(columns)[0], columns.shape[-1]
     columns = ops.broadcast_to(columns[None], (num_rows, num_columns, channels))
     rows = ops.broadcast_to(rows[:, None], (num_rows, num_columns, channels))

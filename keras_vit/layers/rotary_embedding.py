@@ -7,7 +7,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.layers.base import Layer
 
-# The channels of a head that are rotated together: i and i + head_dim / 2, or 2i and 2i + 1.
+# The channels of a head that are rotated together: i and i + head_dim / 2 for "halves", 2i and 2i + 1 for "pairs".
 LAYOUTS = ("halves", "pairs")
 
 
@@ -31,14 +31,14 @@ KINDS = {
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RotaryEmbedding(Layer):
-    """Computes 2-D rotary position embeddings for any patch grid, by which blocks rotate queries and keys.
+    """Computes 2-D rotary position embeddings for images of any size. Blocks use them to rotate queries and keys.
 
     Args:
-        kind: "dinov3" (positions from -1 to 1, theta 100, halves of a head), "eva02" (row and column numbers, theta
-            10,000, pairs of channels) or "axial" (RoPE-ViT: as "eva02" with theta 100 and columns first).
+        kind: "dinov3" (positions from -1 to 1, theta 100, rotary layout "halves"), "eva02" (row and column numbers,
+            theta 10,000, rotary layout "pairs") or "axial" (RoPE-ViT: as "eva02", but theta 100 and columns first).
         head_dim: Int, the width of a head, a multiple of 4.
         patch_size: Int or (height, width), in pixels.
-        grid_size: (rows, columns) whose positions other grids are scaled to, as in EVA-02; None for no scaling.
+        grid_size: (rows, columns). Positions are scaled to the range of this grid, as in EVA-02. None: no scaling.
 
     Input shape: images, (batch, height, width, channels). Only their size is read.
     Output shape: (rows * columns, 2, head_dim), the cosines and sines for each patch, float32.
@@ -54,11 +54,11 @@ class RotaryEmbedding(Layer):
     """
 
     def __init__(self, kind, head_dim, patch_size, grid_size=None, **kwargs):
-        # Compute the angles in float32, because lower precisions are too inexact.
+        # Compute the angles in float32, because half precision is too inexact.
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.kind = arguments.choice("kind", kind, tuple(KINDS))
         self.head_dim = arguments.positive_int("head_dim", head_dim)
-        # Each of the two image axes rotates pairs of channels, so the channels of a head must be divisible by 4.
+        # Half of the channels encode the row and half the column, and channels are rotated in pairs.
         if head_dim % 4:
             raise arguments.invalid("head_dim", "a multiple of 4 for rotary positions", head_dim)
         self.patch_size = arguments.pair("patch_size", patch_size)
@@ -69,7 +69,7 @@ class RotaryEmbedding(Layer):
         return self.angles(arguments.grid_size(ops.shape(images)[1:3], self.patch_size))
 
     def angles(self, grid_size):
-        """Returns the cosines and sines for a grid of (rows, columns)."""
+        """Returns the cosines and sines for a grid of (rows, columns), (rows * columns, 2, head_dim)."""
         kind, (rows, columns) = KINDS[self.kind], grid_size
         own = self.grid_size or (None, None)
         by_row, by_column = (
@@ -87,7 +87,7 @@ class RotaryEmbedding(Layer):
         return ops.stack([ops.cos(angles), ops.sin(angles)], axis=1)
 
     def _axis_angles(self, kind, length, scaled):
-        """Returns the angles of each position along one axis, (length, head_dim / 4)."""
+        """Returns the rotation angles of each position along one axis, (length, head_dim / 4)."""
         quarter = self.head_dim // 4
         # PyTorch cannot compile NumPy arrays.
         frequencies = kind.theta ** -(ops.arange(quarter, dtype="float32") / quarter)
@@ -104,7 +104,7 @@ class RotaryEmbedding(Layer):
 
 
 def rotate(x, angles, layout):
-    """Rotates the channels of the patches, the last tokens of (batch, num_tokens, num_heads, head_dim)."""
+    """Rotates the queries or keys `x`, (batch, num_tokens, num_heads, head_dim), of the patches, the last tokens."""
     dtype = x.dtype
     # Keras casts the inputs of layers, including the cosines and sines, to the compute dtype.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")

@@ -7,11 +7,11 @@ from keras_vit.layers.dense import Dense
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class SqueezeExcitation(Layer):
-    """Scales each channel by a gate in 0..1 that two dense layers compute from the means of all channels.
+    """Multiplies each channel by a number in 0..1, which two dense layers compute from the means of all channels.
 
     Args:
-        reduced_dim: Int, the width between the two layers.
-        activation: Name or function, the activation between them.
+        reduced_dim: Int, the number of units of the first dense layer.
+        activation: Name or function, the activation of the first dense layer.
         kernel_initializer: Initializer of both kernels.
 
     Input and output shape: (batch, height, width, channels).
@@ -42,7 +42,7 @@ class SqueezeExcitation(Layer):
         self.expand.build((None, 1, 1, self.reduced_dim))
 
     def _dense_options(self):
-        # Copy the initializer for each kernel, because an initializer draws the same numbers at every call.
+        # Use a copy of the initializer for each kernel, because an initializer returns the same numbers at every call.
         initializer = keras.initializers.get(keras.initializers.serialize(self.kernel_initializer))
         return {"kernel_initializer": initializer, **self.inherited}
 

@@ -14,7 +14,7 @@ class SymmetricMaxPooling2D(Layer):
     Args:
         pool_size: Int, odd, the side of a window in pixels; `pool_size // 2` pixels are padded on each side.
         strides: Int, in pixels.
-        padding: "lowest" (-inf, never the maximum) or "zeros" (the maximum of a border window of negative values).
+        padding: "lowest" pads with -inf, which is never the maximum, and "zeros" with 0, which may be the maximum.
 
     Input shape: (batch, height, width, channels), always channels last.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), channels).
@@ -37,7 +37,7 @@ class SymmetricMaxPooling2D(Layer):
         side = (self.pool_size // 2,) * 2
         value = 0.0 if self.padding == "zeros" else -math.inf
         if keras.backend.backend() != "torch":
-            # On CPUs, TensorFlow's max pooling ignores NaN. It does not ignore infinity.
+            # TensorFlow's max pooling ignores NaN on CPUs. Replace NaN by infinity, which stays in the output.
             images = ops.where(ops.isnan(images), math.inf, images)
         images = ops.pad(images, ((0, 0), side, side, (0, 0)), constant_values=value)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")

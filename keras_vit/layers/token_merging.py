@@ -2,11 +2,11 @@
 
 from keras import ops
 
-# This code uses output indices and a matrix product. Sort, gather and scatter are slow on some backends and formats.
+# Merge by a matrix product, because sort, gather and scatter are slow on some backends and in some export formats.
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """Returns the number of tokens to merge, at most half of the patches; `num_tokens` may be a tensor or None."""
+    """Returns `token_merging`, or half of the patches if that is less. `num_tokens` may be a tensor or None."""
     if num_tokens is None:
         return None
     half = (num_tokens - num_prefix_tokens) // 2
@@ -14,14 +14,15 @@ def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
 
 
 def match(keys, token_merging, num_prefix_tokens=0):
-    """Returns each token's index after bipartite soft matching by cosine similarity, (batch, num_tokens), int32."""
-    # Each odd patch picks its most similar even patch; the best pairs merge. Order: prefix, unmerged odd, even patches.
+    """Matches similar patches. Returns the index of each token after the merge, (batch, num_tokens), int32."""
+    # Find for each odd patch the even patch with the highest cosine similarity. The `token_merging` most similar pairs
+    # merge. After the merge, the order is: prefix tokens, odd patches that do not merge, even patches.
     keys = ops.stop_gradient(ops.cast(keys, "float32"))
     keys = ops.normalize(keys[:, num_prefix_tokens:], axis=-1)
     targets, sources = keys[:, 0::2], keys[:, 1::2]
     similarity = ops.matmul(sources, ops.transpose(targets, (0, 2, 1)))
     target = ops.cast(ops.argmax(similarity, axis=-1), "int32")
-    # ops.max fails for a single patch on TensorFlow and, with `initial`, for an empty batch on PyTorch.
+    # Do not use ops.max. It fails for a single patch on TensorFlow and, with `initial`, for an empty batch on PyTorch.
     is_target = ops.equal(target[:, :, None], ops.arange(ops.shape(targets)[1], dtype="int32"))
     best = ops.sum(ops.where(is_target, similarity, 0.0), axis=-1)
 
@@ -47,7 +48,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
 
 def merge(tokens, sizes, places, num_left):
-    """Averages tokens of the same index, weighted by `sizes` (None: all 1); returns them and summed sizes, float32."""
+    """Averages tokens of the same index in `places`, weighted by `sizes` (None: 1). Returns (tokens, sums of sizes)."""
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
     weights = ops.cast(is_here, "float32")
     if sizes is not None:

@@ -7,17 +7,17 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class TokenPooling(Layer):
-    """Pools a sequence to one vector, (batch, hidden_dim): a prefix token, the mean of the patches, or both.
+    """Returns one vector per image: a prefix token, the mean of the patch tokens, or both concatenated.
 
     Args:
         method: "token" (a prefix token), "gap" (the mean of the patches) or "token_gap" (both, concatenated).
         num_prefix_tokens: Int, the number of tokens before the patches.
-        index: Int below `num_prefix_tokens`, the prefix token: 0 is the class token, 1 DeiT's distillation token.
+        index: Int below `num_prefix_tokens`, the prefix token: 0 is the class token, 1 is DeiT's distillation token.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + num_patches, hidden_dim).
         sizes: (batch, num_prefix_tokens + num_patches) or None, the number of patches merged into each token. It is
-            the weight in the mean.
+            the weight of the token in the mean.
 
     Raises:
         ValueError: If `index` is not below `num_prefix_tokens` with method="token" or "token_gap".
@@ -37,7 +37,7 @@ class TokenPooling(Layer):
             raise ValueError(f"Expected at least 1 prefix token for {method=}. Received: num_prefix_tokens=0")
         self.index = arguments.non_negative_int("index", index)
         if self.index >= max(self.num_prefix_tokens, 1):
-            expected = f"Expected `index` below the number of prefix tokens, {self.num_prefix_tokens}"
+            expected = f"Expected `index` less than the number of prefix tokens, {self.num_prefix_tokens}"
             raise ValueError(f"{expected}. Received: index={index}")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
@@ -47,7 +47,7 @@ class TokenPooling(Layer):
     def call(self, tokens, sizes=None):
         if self.method == "token":
             return tokens[:, self.index]
-        # Compute the mean in float32, because a sum of hundreds of numbers in half precision is too inexact.
+        # Compute the mean in float32, because the sum of hundreds of numbers is too inexact in half precision.
         patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
         if sizes is None:
             mean = ops.mean(patches, axis=1)

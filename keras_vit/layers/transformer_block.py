@@ -13,12 +13,12 @@ ON_TORCH = keras.backend.backend() == "torch"
 
 
 def recompute(function, tensor, weights, dropouts):
-    """Returns `function(tensor)`, which is computed again for the gradient (rematerialization).
+    """Returns `function(tensor)` without storing intermediate results, and computes it again for the gradient.
 
-    `weights` are the weights that the function reads. It must call each dropout layer of `dropouts` once.
+    `weights` are all weights that `function` reads. `function` must call each layer in `dropouts` once.
     """
-    # keras.remat would draw new dropout masks when recomputing, and leak the seeds' state on JAX. It restores only
-    # PyTorch's generator, which layers without a seed use on PyTorch.
+    # When keras.remat computes again, it would use new dropout masks and, on JAX, leak the state of seed generators. It
+    # restores only PyTorch's own generator, which layers without a seed use on PyTorch.
     seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
     states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in seeded]
 
@@ -26,7 +26,7 @@ def recompute(function, tensor, weights, dropouts):
         with keras.StatelessScope([*zip(weights, values, strict=True), *states]):
             return function(tensor)
 
-    # TensorFlow has no gradient for captured tensors, and in eager mode doubles the gradient of captured variables.
+    # Pass weights as arguments: TensorFlow omits gradients of captured tensors, and in eager mode doubles variables'.
     return keras.remat(run)(tensor, *(weight.value for weight in weights))
 
 
@@ -47,10 +47,10 @@ class TransformerBlock(CompositeLayer):
         gated_mlp, mlp_norm: As `gated` and `inner_norm` of `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norms.
         token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
-        num_prefix_tokens: Int, the number of tokens before the patches, which never merge. Only for `token_merging`.
-        num_outputs: Int or None, the default of the call argument.
-        remat: Bool; True stores only the block's input in training and recomputes the rest for the gradient.
-        seed: Int or None, the random seed of all dropout.
+        num_prefix_tokens: Int, the number of tokens before the patches. Token merging excludes them.
+        num_outputs: Int or None, the default of the call argument `num_outputs`.
+        remat: Bool. True stores only the block's input in training, and computes the rest again for the gradient.
+        seed: Int or None, the random seed of all dropout and stochastic depth.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
@@ -61,9 +61,10 @@ class TransformerBlock(CompositeLayer):
             With `token_merging`, at most `num_prefix_tokens`; the sizes are then not returned.
 
     Returns:
-        (batch, num_tokens or num_outputs, hidden_dim). With `token_merging`, the remaining tokens and their sizes,
-        (batch, num_tokens), int32. With `return_attention_scores=True`, then the weights between all input tokens,
-        (batch, num_heads, num_tokens, num_tokens).
+        The output tokens, (batch, num_tokens or num_outputs, hidden_dim). If there are more outputs, a tuple. With
+        `token_merging`, the second output is the sizes of the remaining tokens, (batch, num_tokens), int32. With
+        `return_attention_scores=True`, the last output is the attention weights between all input tokens, (batch,
+        num_heads, num_tokens, num_tokens).
 
     Example:
     >>> keras_vit.layers.TransformerBlock(num_heads=12, mlp_dim=3072)(np.zeros((1, 197, 768))).shape
@@ -134,11 +135,11 @@ class TransformerBlock(CompositeLayer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _checked(self, num_outputs):
-        """Returns `num_outputs`, or None; raises if token merging could change one of these leading tokens."""
+        """Returns `num_outputs`; raises if it includes patches, which token merging could change."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
             expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, with token merging"
-            raise ValueError(f"Expected `num_outputs` of {expected}. Received: num_outputs={num_outputs}")
+            raise ValueError(f"Expected `num_outputs` to be {expected}. Received: num_outputs={num_outputs}")
         return num_outputs
 
     def _norm(self, name):
@@ -170,7 +171,7 @@ class TransformerBlock(CompositeLayer):
         else:
             outputs = run(tokens)
         if merges:
-            # Use int32, because a lower compute dtype would round the sizes.
+            # Return the sizes as int32, because a compute dtype of half precision would round them.
             return outputs[0], ops.cast(ops.stop_gradient(outputs[1]), "int32"), *outputs[2:]
         return outputs
 
@@ -223,7 +224,7 @@ class TransformerBlock(CompositeLayer):
     def compute_output_spec(
         self, tokens, sizes=None, training=None, return_attention_scores=False, rotary=None, num_outputs=None
     ):
-        # JAX cannot trace token merging for an unknown number of tokens.
+        # Compute the shapes here, because JAX cannot trace token merging for an unknown number of tokens.
         shapes = self.compute_output_shape(tokens.shape, num_outputs=num_outputs)
         shape, *sizes_shape = shapes if isinstance(shapes[0], tuple) else (shapes,)
         outputs = [keras.KerasTensor(shape, dtype=self.compute_dtype)]

@@ -115,5 +115,5 @@ def test_quantized_layer_refuses_lora_weights():
         layer.quantize("int8")
     state = {}
     layers[0].save_own_variables(state)
-    with pytest.raises(ValueError, match="Expected a layer with LoRA, or not quantized"):
+    with pytest.raises(ValueError, match="Expected a layer with LoRA, or a layer that is not quantized"):
         layers[1].load_own_variables(state)

@@ -142,5 +142,5 @@ def test_unfitting_input_is_refused():
         PositionEmbedding((2, 3), "sincos2d")(np.zeros((1, 6, 6)))
     with pytest.raises(ValueError, match="Expected a multiple of 2 channels .* Received: 5 channels"):
         PositionEmbedding((2, 3), "learned2d")(np.zeros((1, 6, 5)))
-    with pytest.raises(ValueError, match="Expected `patch_size` with `images`. Received: patch_size=None"):
+    with pytest.raises(ValueError, match="Expected `patch_size` if `images` are passed. Received: patch_size=None"):
         PositionEmbedding((2, 3))(np.zeros((1, 6, 8)), np.zeros((1, 8, 12, 3)))

@@ -94,9 +94,9 @@ def test_all_seeds_differ():
 def test_bad_num_outputs_is_refused():
     with pytest.raises(ValueError, match="`num_outputs`. Expected an integer of at least 1. Received: 0"):
         build()(TOKENS, num_outputs=0)
-    with pytest.raises(ValueError, match="`num_outputs` of at most 0, the number of prefix tokens.*num_outputs=1"):
+    with pytest.raises(ValueError, match="`num_outputs` to be at most 0, the number of prefix tokens.*num_outputs=1"):
         build(token_merging=2, num_outputs=1)
-    with pytest.raises(ValueError, match="`num_outputs` of at most 1, the number of prefix tokens.*num_outputs=2"):
+    with pytest.raises(ValueError, match="`num_outputs` to be at most 1, the number of prefix tokens.*num_outputs=2"):
         build(token_merging=2, num_prefix_tokens=1)(TOKENS, num_outputs=2)
 
 
