@@ -1,6 +1,6 @@
-"""Turns image files into images of the model's size, as in evaluation.
+"""Resizes, crops and pads decoded images to the model's image size, as in evaluation.
 
-The TensorFlow transform gives the same bits in pipelines and exported graphs; NumPy's differs only by rounding.
+The TensorFlow code gives equal results in pipelines and exported models. The NumPy code differs only by rounding.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 from keras_vit.config import Preprocessing
 from keras_vit.images.interpolation import cubic, triangle
 
-# TensorFlow's names of the filters, their support and their kernels for NumPy.
+# {interpolation: (TensorFlow's name of the filter, radius of its kernel, the kernel as a function for NumPy)}.
 _KERNELS = {
     "bilinear": ("triangle", 1.0, triangle),
     "bicubic": ("keyscubic", 2.0, cubic(-0.5)),
@@ -24,21 +24,21 @@ _KERNELS = {
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationTransform:
-    """Resizes images, and crops or pads them to (height, width) `image_size`, as a `Preprocessing` specifies."""
+    """Resizes images and crops or pads them to `image_size`, (height, width), by the settings in `preprocessing`."""
 
     image_size: tuple[int, int]
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
 
     @property
     def resized(self):
-        """The (height, width) to resize to; "crop" and "pad" match only one of these sides."""
-        # The epsilon keeps 384 / (384 / 438) from rounding down to 437.
+        """The (height, width) to resize to. The modes "crop" and "pad" resize only one side to these sizes."""
+        # Add 1e-9, because 384 / (384 / 438) is slightly less than 438 in floating point.
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
     def plan(self, size, xp=np):
-        """Returns the (height, width) to resize an image to, and the crop's (top, left), negative for padding.
+        """Returns the (height, width) to resize an image to, and the crop's (top, left), which is negative for padding.
 
-        `size` is the image's (height, width), as integers of `xp`, NumPy or TensorFlow.
+        `size` is the image's (height, width), as integers. `xp` is the module NumPy or TensorFlow.
         """
         height, width = size[0], size[1]
         rows, columns = map(np.int64, self.resized)
@@ -46,10 +46,10 @@ class EvaluationTransform:
         if mode == "squash":
             new = (0 * height + rows, 0 * width + columns)
         else:
-            # Scale by the height if, relative to the target, it is the shorter side (crop) or the longer side (pad).
+            # Relative to the target, the shorter side sets the scale of a crop, and the longer side of padding.
             short, long = height * columns, width * rows
             by_height = short <= long if mode == "crop" else short >= long
-            # torchvision truncates the second side. timm uses torchvision for square crops, and rounds otherwise.
+            # torchvision rounds the longer side down. timm uses torchvision for square crops, else rounds to nearest.
             divide = operator.floordiv if mode == "crop" and square else _rounded
             new = (
                 xp.where(by_height, rows, xp.maximum(divide(height * columns, width), 1)),
@@ -58,11 +58,11 @@ class EvaluationTransform:
         new = xp.stack(new)
         margin = new - np.array(self.image_size, "int64")
         odd = margin // 2 % 2 if self.preprocessing.crop_rounding == "even" else 0
-        # If the padding is odd, its smaller half comes first.
+        # If the number of padded pixels is odd, the top or left side gets the smaller half.
         return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
     def seen(self, size, xp=np):
-        """Returns the upper left and lower right corner (y, x) of the part to keep, in fractions of height and width.
+        """Returns the crop's upper left and lower right corner, (y, x), as fractions of the image's height and width.
 
         `size` is as in `plan`. With padding, the corners are outside the image.
         """
@@ -71,7 +71,7 @@ class EvaluationTransform:
 
     @property
     def fill(self):
-        """The padding value or values per channel: the mean, rounded to a byte."""
+        """The padding value, or one per channel: the mean of the `Preprocessing`, rounded to 0..255."""
         offset, _ = self.preprocessing.offset_and_scale
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 
@@ -88,7 +88,7 @@ class EvaluationTransform:
         for axis in (1, 0):
             weights = self._weights(image.shape[axis], new[axis], start[axis], self.image_size[axis])
             image = _weighted(image, *weights, axis)
-            # Pillow rounds to bytes after each axis.
+            # Pillow rounds to integers after it has resized each axis.
             if of_bytes and self.preprocessing.antialias:
                 image = np.clip(np.round(image), 0, 255)
         return self._padded(self._clipped(image, of_bytes, np), new, start, np)
@@ -102,11 +102,11 @@ class EvaluationTransform:
         of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
         whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
         if whole and interpolation in ("bilinear", "bicubic") and not antialias:
-            # The official code resizes like this.
+            # The official code uses `tf.image.resize` in this case.
             image = tf.image.resize(image, self.image_size, interpolation)
             return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
         new, start = self.plan(shape, tf)
-        # Compute only the crop: a whole image of 1 x 16384 pixels would be resized to 224 x 3.7 million.
+        # Compute only the crop, because resizing a whole image of 1 x 16,384 pixels would give 224 x 3.7 million.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
         if interpolation == "nearest":
             for axis in (0, 1):
@@ -137,7 +137,7 @@ class EvaluationTransform:
         return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
 
     def _clipped(self, image, of_bytes, xp):
-        """Clips images of 1, 3 or 4 channels to [0, 255]; float images only after a kernel that overshoots."""
+        """Clips images of 1, 3 or 4 channels to [0, 255]. Clips float images only if the kernel can overshoot."""
         if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
             return image
         clip = np.clip if xp is np else xp.clip_by_value
@@ -153,7 +153,7 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """Returns the first source pixel of each of `size` new pixels, and the weights of this and the next pixels."""
+        """Returns the first source pixel of each of `size` new pixels, and the weights from this source pixel on."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
@@ -167,13 +167,13 @@ class EvaluationTransform:
 
 
 def _rounded(size, by):
-    """Divides and rounds to the nearest integer; halves round to even, as in Python's `round`."""
+    """Returns `size / by`, rounded to the nearest integer. Halves round to even, as in Python's `round`."""
     return (2 * size + by - 1 + size // by % 2) // (2 * by)
 
 
 def _weighted(image, first, weights, axis):
-    """Returns weighted sums of pixels along an axis; `first` has the first source pixel of each new pixel."""
-    # Move the axis to the front, so that the values that belong to one position on the axis are contiguous.
+    """Returns weighted sums of pixels along `axis`, for the result of `_weights`, `first` and `weights`."""
+    # Move the axis to the front, so that all values of one row or column are contiguous in memory.
     image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
     total = np.zeros((len(first), *image.shape[1:]), "float32")
     for i, shares in enumerate(weights.T):

@@ -1,4 +1,4 @@
-"""Draws figures without pyplot's global state, and shows arrays as images."""
+"""Draws images and plots with matplotlib, without pyplot's global state."""
 
 import math
 from pathlib import Path
@@ -10,17 +10,16 @@ from keras_vit.files import replacing
 
 
 def new_figure(width, height):
-    """Returns an empty `matplotlib.figure.Figure`; sizes in inches."""
+    """Returns an empty `matplotlib.figure.Figure` of `width` x `height` inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install matplotlib") from error
-    # Unlike pyplot, this needs no display and keeps no global state.
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def new_panels(number, across, size):
-    """Returns a figure of `size` (width, height) inches, and an array of `number` axes, `across` per row."""
+    """Returns a figure of `size`, (width, height) in inches, and an array of `number` axes, with `across` per row."""
     figure = new_figure(*size)
     panels = figure.subplots(math.ceil(number / across), across, squeeze=False).ravel()
     for axes in panels[number:]:
@@ -29,7 +28,7 @@ def new_panels(number, across, size):
 
 
 def show(axes, image, vmax=255, **options):
-    """Draws an image, (height, width, 1 or 3), without ticks."""
+    """Draws an image, (height, width, 1 or 3), on a matplotlib `axes` without ticks."""
     image = image[..., 0] if image.shape[-1] == 1 else image
     axes.imshow(image, cmap="gray", vmin=0, vmax=vmax, **options)
     axes.set(xticks=[], yticks=[])
@@ -48,6 +47,6 @@ def finish(figure, path):
 
 
 def displayable(images):
-    """Converts images of 0..255 to uint8 with the first 3 channels, or only the first if there are fewer than 3."""
+    """Converts images of 0..255 to uint8. Keeps the first 3 channels, or only the first if there are fewer than 3."""
     images = np.clip(np.round(images), 0, 255).astype("uint8")
     return images[..., :3] if images.shape[-1] >= 3 else images[..., :1]

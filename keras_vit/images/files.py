@@ -1,7 +1,7 @@
-"""Reads image files, with checks that bound the work before an image is decoded.
+"""Reads image files, and refuses files that would need too much work before it decodes them.
 
-A few bytes can cause seconds of work: a PNG of 62 KB decodes to a gigabyte, and each scan of a JPEG visits all its
-blocks again. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
+A small file can cause seconds of work: a PNG of 62 KB may decode to a gigabyte, and each scan of a JPEG computes all
+its blocks again. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
 """
 
 import io
@@ -15,26 +15,26 @@ import numpy as np
 from keras_vit.files import regular_file
 from keras_vit.images.parts import END, JPEG, MAX_PARTS, PNG, SCAN, START, check_parts, chunks, markers
 
-# A JPEG's pixels x scans are at most MAX_SCANS x `max_pixels`, so smaller JPEGs may have more scans. Encoders write
-# about 10 scans.
+# The product of a JPEG's pixels and scans is at most MAX_SCANS * `max_pixels`, so smaller images may have more scans.
+# Encoders write about 10 scans.
 MAX_SCANS = 16
-# The largest number of compressed texts in a PNG. Each may decompress to 8 MB.
+# The largest allowed number of compressed texts in a PNG. Each text may decompress to 8 MB.
 MAX_TEXTS = 8
 # The number of bytes of a PNG that are decompressed in one call.
 PIECE = 1 << 16
-# Resizing needs memory for output height x input width, so a limit on pixels is not enough.
+# The largest allowed side. Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
-# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG, whose scans nothing counts.
+# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG, whose scans are not counted.
 # Pillow identifies BUFR, GRIB and HDF5, but cannot read them.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 _GREY = (0.299, 0.587, 0.114)
-# The largest number of bytes of an EXIF block that are read, its byte orders, and the tag of the orientation.
+# Only this many bytes of an EXIF block are read. A block begins with one of these byte orders.
 EXIF_BYTES = 1 << 16
 _ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
-ORIENTATION = 0x0112
-# Orientations that reverse the rows, and that reverse the columns. Orientations from 5 are transposed first.
+ORIENTATION = 0x0112  # The EXIF tag of the orientation.
+# The EXIF orientations that reverse the rows, and that reverse the columns. Images with 5 to 8 are transposed first.
 _FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
@@ -42,8 +42,8 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
     """Reads a whole image with Pillow, as uint8 (height, width, channels).
 
     The image is turned upright by its EXIF orientation. If `channels` is not 4, transparent pixels are composited on
-    white. Gray images of 16 bits whose values are all below 4,096 are read as 12 bits. `decode_jpeg` and `decode_png`
-    do the same, but Pillow reads only the upper 8 of the 16 bits of a color image.
+    white. A gray image of 16 bits whose values are all below 4,096 is read as an image of 12 bits. `decode_jpeg` and
+    `decode_png` return the same, except for color images of 16 bits, of which Pillow reads only the upper 8 bits.
 
     Args:
         file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.
@@ -81,7 +81,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
             if image.mode.startswith("I"):
                 values = np.asarray(image)
                 if image.mode != "I" or image.format in ("PNG", "PPM"):
-                    # Pillow scales PPM files to 16 bits.
+                    # Pillow scales the values of PPM files to 16 bits.
                     values = values >> (4 if values.max() < 4096 and image.format != "PPM" else 8)
                 elif values.min() < 0 or values.max() > 255:
                     received = f"integers from {values.min()} to {values.max()}"
@@ -99,15 +99,15 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
             return np.array(image).reshape(*image.size[::-1], channels)
     except MemoryError:
         raise
-    # Pillow's errors differ by format and damage.
+    # Catch all errors, because Pillow raises different ones for each format and kind of damage.
     except Exception as error:
         # If the image is bytes, Pillow's message contains the address of a buffer.
         reason = re.sub(r" <_io.*?>", "", str(error))
-        raise ValueError(f"Cannot read {name!r}: it is no image that Pillow knows, or damaged ({reason}).") from error
+        raise ValueError(f"Cannot read {name!r}. It is damaged, or Pillow does not support it ({reason}).") from error
 
 
 def _check_work(data, size, max_pixels):
-    """Raises if an image of (width, height) `size` is too large, or is a JPEG with too many scans."""
+    """Raises if an image of `size`, (width, height), is too large, or is a JPEG with too many scans."""
     pixels = size[0] * size[1]
     if pixels > max_pixels or max(size) > MAX_SIDE:
         raise ValueError(f"expected at most {max_pixels} pixels, {MAX_SIDE} a side, received {size[0]} x {size[1]}")
@@ -116,12 +116,12 @@ def _check_work(data, size, max_pixels):
 
 
 def num_scans(jpeg):
-    """Returns the number of scans of a JPEG; pictures inside its segments or after its end do not count."""
+    """Returns the number of scans of a JPEG, without the scans of thumbnails and of images after its end."""
     return sum(marker == SCAN for marker, _, _ in markers(jpeg))
 
 
 def _check_rows(data, image):
-    """Raises if a PNG has fewer rows than its header states; Pillow leaves missing rows at zero."""
+    """Raises if a PNG has fewer rows than its header contains, because Pillow sets missing rows to zero."""
     interlaced = data[28]
     if not interlaced and np.asarray(image.crop((0, image.height - 1, image.width, image.height))).any():
         return
@@ -135,40 +135,40 @@ def _check_rows(data, image):
         missing += height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
     unpacker = zlib.decompressobj()
     for name, start, end in chunks(data):
-        # Decompress in small pieces, since each call copies the part of the input that it has not used.
+        # Decompress small pieces, because each call copies the rest of its input.
         for position in range(start, end if name == b"IDAT" else start, PIECE):
             packed = data[position : min(position + PIECE, end)]
             while packed and missing > 0:
                 missing -= len(unpacker.decompress(packed, 2 * PIECE))
                 packed = unpacker.unconsumed_tail
     if missing > 0:
-        raise ValueError("it has fewer rows than its header says")
+        raise ValueError("the file has fewer rows than its header requires")
 
 
 def jpeg_header(encoded, max_pixels, max_side=MAX_SIDE):
-    """Returns a JPEG's (height, width), a TensorFlow tensor, and whether its size and scans are within the limits."""
+    """Returns two tensors: a JPEG's (height, width), and True if its size and number of scans are within the limits."""
     import tensorflow as tf
 
     size = tf.cast(tf.image.extract_jpeg_shape(encoded)[:2], "int64")
     most = MAX_SCANS * max_pixels // tf.maximum(tf.reduce_prod(size), 1)
-    # Count the marker of scans. Thumbnails and data after the image may contain it too, so if there are too many, count
-    # the scans segment by segment, which is slower.
+    # First count the bytes of the scan marker, which thumbnails and data after the image may contain too. If there are
+    # too many, count the scans segment by segment, which is slower.
     few = _count(encoded, b"\xff\xda") <= most
     return size, _fits(size, max_pixels, max_side) & tf.cond(few, lambda: True, lambda: _scans(encoded, most) <= most)
 
 
 def png_header(encoded, max_pixels, max_side=MAX_SIDE):
-    """Returns a PNG's (height, width), a TensorFlow tensor, and whether its size and texts are within the limits."""
+    """Returns two tensors: a PNG's (height, width), and True if its size and number of texts are within the limits."""
     import tensorflow as tf
 
-    # Unsigned sizes of 2**31 and more become negative numbers, so `_fits` refuses them.
+    # Unsigned sizes of 2**31 and more are read as negative numbers, which `_fits` refuses.
     sides = tf.io.decode_raw(tf.strings.substr(encoded, len(PNG), 8), "int32", little_endian=False)
     size = tf.cast(tf.ensure_shape(sides, (2,))[::-1], "int64")
     return size, _fits(size, max_pixels, max_side) & (_texts(encoded) <= MAX_TEXTS)
 
 
 def _texts(encoded):
-    """Returns the number of compressed texts of a PNG; fails if a chunk exceeds the file, or if it has too many."""
+    """Returns the number of compressed texts of a PNG; fails if a chunk exceeds the file, or for too many chunks."""
     import tensorflow as tf
 
     size = tf.strings.length(encoded)
@@ -180,7 +180,7 @@ def _texts(encoded):
     def step(start, found):
         head = tf.strings.substr(encoded, tf.cast(start, "int32"), 8)
         length, name = tf.unstack(tf.cast(tf.io.decode_raw(head, "int32", little_endian=False), "int64"), num=2)
-        # The length is an unsigned number. At the end of the file, the checksum of 4 bytes may be missing.
+        # The length is an unsigned number. The last chunk may lack its checksum of 4 bytes.
         end = start + 8 + length % (1 << 32)
         end = tf.where((name == last) & (end <= tf.cast(size, "int64")), tf.cast(size, "int64"), end)
         return end + 4, found + tf.cast(tf.reduce_any(name == texts), "int64")
@@ -188,7 +188,7 @@ def _texts(encoded):
     begin, most = (tf.constant(8, "int64"), tf.constant(0, "int64")), MAX_PARTS + size // 1024
     start, found = tf.while_loop(going_on, step, begin, parallel_iterations=1, maximum_iterations=most)
     whole = ~going_on(start, found) & (start - 4 <= tf.cast(size, "int64"))
-    message = f"Expected a PNG whose chunks end within the file, at most {MAX_PARTS} and one for each 1,024 bytes"
+    message = f"Expected a PNG with at most {MAX_PARTS} + bytes / 1,024 chunks, which all end within the file"
     with tf.control_dependencies([tf.raw_ops.Assert(condition=whole, data=[message])]):
         return tf.identity(found)
 
@@ -206,16 +206,16 @@ def _count(encoded, part):
 
 
 def _scans(encoded, most):
-    """Does the same as `num_scans` in TensorFlow; returns more than `most` for too many segments."""
+    """Does the same as `num_scans` in TensorFlow. If there are too many segments, returns `most + 1`."""
     import tensorflow as tf
 
-    # Append an end marker, so that the loop ends.
+    # Append an end marker, so that the loop below always ends.
     data = tf.cast(tf.io.decode_raw(encoded + b"\xff\xd9\0\0", "uint8"), "int64")
     follows = data[1:-2]
     marks = tf.where((data[:-3] == 255) & (follows > 0) & (follows < 255) & ((follows < 0xD0) | (follows > 0xD7)))[:, 0]
 
     def marker(position):
-        # A segment may reach beyond the end of the data.
+        # Limit the index, because the length of a segment may exceed the data.
         return tf.gather(marks, tf.minimum(tf.searchsorted(marks, position[None])[0], tf.size(marks) - 1))
 
     def going_on(place, scans):
@@ -236,7 +236,7 @@ def decode_jpeg(encoded, channels):
     """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as `read_pixels` does."""
     import tensorflow as tf
 
-    # Use libjpeg's accurate transform, as Pillow does.
+    # Use the accurate cosine transform of libjpeg, as Pillow does.
     image = to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
     return upright_in_tensorflow(image, encoded, b"Exif\0\0")
 
@@ -267,7 +267,7 @@ def decode_png(encoded, channels):
 
 
 def to_channels(image, channels):
-    """Converts RGB to grayscale if `channels` is 1, as Pillow does, unlike libpng and libjpeg."""
+    """Converts RGB to grayscale if `channels` is 1, with Pillow's weights, which differ from libpng's and libjpeg's."""
     import tensorflow as tf
 
     if channels != 1:
@@ -284,10 +284,10 @@ def _on_white(image, xp):
 
 
 def _turn(data):
-    """Returns the EXIF orientation in the bytes of a JPEG or PNG, 1 to 8; 1 if there is none."""
+    """Returns the EXIF orientation of a JPEG or PNG, 1 to 8, from the bytes of the file; 1 if there is none."""
     magic = b"Exif\0\0" if data.startswith(JPEG) else b"eXIf"
     before, _, block = data.partition(magic)
-    # EXIF data after the first scan belongs to another image in the file.
+    # Ignore EXIF data after the first scan, because it belongs to another image in the file.
     order = None if magic != b"eXIf" and b"\xff\xda" in before else _ORDERS.get(block[:4])
     if order is None:
         return 1
@@ -327,14 +327,14 @@ def _turn_in_tensorflow(encoded, magic):
 
 
 def upright(image, turn):
-    """Turns an array, (height, width, channels), upright by its EXIF orientation."""
+    """Turns an array, (height, width, channels), upright by `turn`, the EXIF orientation."""
     image = image.transpose(1, 0, 2) if turn >= 5 else image
     image = image[:, ::-1] if turn in _MIRRORED else image
     return np.ascontiguousarray(image[::-1] if turn in _FLIPPED else image)
 
 
 def upright_in_tensorflow(image, encoded, magic):
-    """Does the same as `upright`, for the orientation in a file after `magic`."""
+    """Does the same as `upright`. The orientation comes from the EXIF block after the bytes `magic` in the file."""
     import tensorflow as tf
 
     turn = _turn_in_tensorflow(encoded, magic)

@@ -1,10 +1,10 @@
-"""Interpolation methods of different code bases as matrices for one axis, in NumPy (float64) or `keras.ops`."""
+"""The interpolation methods of different code bases, as matrices that resize one axis."""
 
 import numpy as np
 
 
 def resize_matrix(old, new, method, xp=np):
-    """Returns the (new, old) matrix that resizes one axis: float64 in NumPy, float32 in `keras.ops`."""
+    """Returns the (new, old) matrix that resizes an axis: float64 if `xp` is NumPy, float32 if it is `keras.ops`."""
     return METHODS[method](old, new, xp)
 
 
@@ -14,7 +14,7 @@ def _ends_aligned(old, new, xp):
 
 
 def _centres(old, new, xp, offset=0.0):
-    """Returns the centres of the new pixels in units of old pixels; `offset` is added to the new size in the ratio."""
+    """Returns the centres of the new pixels in units of old pixels, with the scale `old / (new + offset)`."""
     return (_range(new, xp) + 0.5) * (old / (_number(new, xp) + offset)) - 0.5
 
 
@@ -23,12 +23,12 @@ def _range(size, xp):
 
 
 def _number(size, xp):
-    """Returns a size as a float, from a range of numbers, because torch.export makes a cast size a constant."""
+    """Converts a size to a float by way of a range, because torch.export makes a constant of a size that is cast."""
     return size if xp is np else _range(size, xp)[-1] + 1
 
 
 def _constant(array, xp):
-    """Converts a NumPy array to `xp`, since torch.export cannot trace a product of a tensor and an array."""
+    """Converts a NumPy array to a tensor of `xp`, because torch.export cannot multiply a tensor and an array."""
     return array.astype("float64") if xp is np else xp.convert_to_tensor(array.astype("float32"))
 
 
@@ -38,7 +38,7 @@ def triangle(x, xp):
 
 
 def cubic(a):
-    """Returns Keys' cubic convolution kernel with parameter a."""
+    """Returns the cubic convolution kernel of R. Keys (1981) with the parameter `a`."""
 
     def kernel(x, xp):
         x = xp.abs(x)
@@ -50,12 +50,12 @@ def cubic(a):
 
 
 def _border_repeated(kernel, reach, offset=0.0):
-    """Returns a method that resizes by a kernel of support `reach`, with border pixels replicated."""
+    """Returns a method that resizes by `kernel`, with `reach` repeated border pixels on each side."""
 
     def matrix(old, new, xp):
         padded = np.arange(-reach, old + reach)
         weights = kernel(_centres(old, new, xp, offset)[:, None] - _constant(padded, xp)[None, :], xp)
-        # The border pixel that each padded pixel repeats.
+        # The pixel that each padded position repeats, as a one-hot row.
         repeats = np.clip(padded, 0, old - 1)[:, None] == np.arange(old)[None, :]
         return xp.matmul(weights, _constant(repeats, xp))
 
@@ -63,7 +63,7 @@ def _border_repeated(kernel, reach, offset=0.0):
 
 
 def _antialiased(kernel):
-    """Returns a method whose kernel widens for downscaling. Weights are normalised inside the border."""
+    """Returns a method whose kernel is wider for downscaling. Pixels outside the axis get no weight."""
 
     def matrix(old, new, xp):
         scale = xp.maximum(old / _number(new, xp), 1)
@@ -74,14 +74,14 @@ def _antialiased(kernel):
 
 
 def _geometric(old, new, xp):
-    """Resizes biases of relative positions as BEiT does: linearly, between offsets whose gaps grow geometrically.
+    """Resizes relative-position biases as BEiT does: linearly between old offsets whose gaps grow geometrically.
 
-    `old`, the number of old offsets, is odd.
+    `old`, the number of old offsets, must be odd.
     """
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # Find the growth of the gaps for which the outermost old and new offsets coincide, by 19 bisections.
+    # Find the ratio of one gap to the next for which the last old and new offsets are equal, by 19 bisections.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2
@@ -91,17 +91,17 @@ def _geometric(old, new, xp):
     places = xp.concatenate([-xp.flip(ahead), xp.zeros_like(ahead[:1]), ahead])
     offsets = xp.clip(_range(new, xp) - middle, places[0], places[-1])[:, None]
     gaps = places[1:] - places[:-1]
-    # The weight of the right neighbour of each new offset.
+    # Each new offset is between two old offsets. `shares` is the weight of the right one.
     shares = xp.clip((offsets - places[:-1]) / gaps, 0, 1)
     ones = xp.ones_like(shares[:, :1])
     return xp.concatenate([ones, shares], axis=1) - xp.concatenate([shares, xp.zeros_like(ones)], axis=1)
 
 
 # "linear" aligns end points, as in the official code and big_vision (scipy.ndimage.zoom, order 1). "bicubic" has
-# a = -0.75 at pixel centres, as in DeiT and Hugging Face. "bicubic_antialias" has a = -0.5 and a kernel that widens for
-# downscaling, as in timm. "bicubic_offset" adds 0.1 to the new size in the ratio, as in DINO. "bilinear" is only for
-# patch-embedding kernels and, as in CoAtNet's paper, tables of relative positions. "geometric" is for these tables in
-# timm and comes from BEiT's code.
+# a = -0.75 and aligns pixel centres, as in DeiT and Hugging Face. "bicubic_antialias" has a = -0.5 and a kernel that is
+# wider for downscaling, as in timm. "bicubic_offset" is "bicubic" with the scale old / (new + 0.1), as in DINO.
+# "bilinear" is only for patch-embedding kernels and, as in CoAtNet's paper, for relative-position biases. "geometric"
+# resizes relative-position biases as timm and BEiT do.
 METHODS = {
     "linear": _ends_aligned,
     "bicubic": _border_repeated(cubic(-0.75), reach=3),

@@ -2,19 +2,19 @@
 
 import re
 
-# The largest number of parts in a file. A file of n bytes may have n / 1,024 more.
+# The largest allowed number of parts in a file of n bytes is MAX_PARTS + n / 1,024.
 MAX_PARTS = 2_000
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 START, SCAN, END = 0xD8, 0xDA, 0xD9
-# Restart markers (D0 to D7) and escaped bytes are part of a scan's data, so they do not match.
+# This pattern excludes restart markers (D0 to D7) and escaped bytes (00), because they are inside a scan's data.
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"II\0*", b"MM*\0")
-# {type of a TIFF value: its number of bytes}.
+# The number of bytes of a TIFF value, by the number of its type.
 _TYPES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 
 
 def check_parts(data):
-    """Raises if a part of a PNG, JPEG, WebP, GIF or TIFF does not end within the file, or if there are too many."""
+    """Raises if a PNG, JPEG, WebP, GIF or TIFF has a part that exceeds the end of the file, or too many parts."""
     most = MAX_PARTS + len(data) // 1024
     for number, (_, start, end) in enumerate(_parts(data), 1):
         if end > len(data):
@@ -25,7 +25,7 @@ def check_parts(data):
 
 
 def _parts(data):
-    """Yields the name, start and end of each part."""
+    """Yields (name, start, end) of each part of a file, in bytes."""
     if data.startswith(JPEG):
         return markers(data)
     if data.startswith(PNG[:8]):
@@ -38,7 +38,7 @@ def _parts(data):
 
 
 def markers(jpeg):
-    """Yields the marker, start and end of each segment of a JPEG up to its end, without restart markers."""
+    """Yields (marker, start, end) of each segment of a JPEG up to the end marker, without restart markers."""
     end = 2
     while (found := _MARKER.search(jpeg, end)) and found[1][0] != END:
         marker, start = found[1][0], found.end()
@@ -48,7 +48,7 @@ def markers(jpeg):
 
 
 def chunks(png):
-    """Yields the name, start and end of each chunk of a PNG."""
+    """Yields (name, start, end) of each chunk of a PNG."""
     name, end = None, 4
     while end + 12 < len(png) and name != b"IEND":
         start = end + 12
@@ -57,7 +57,7 @@ def chunks(png):
 
 
 def _riff(data):
-    """Yields the whole of a WebP, and all its chunks as one part."""
+    """Yields the whole WebP file as one part, then all its chunks together as one part."""
     end = 8 + _number(data, 4, 4, "little")
     yield b"RIFF", 8, end
     last = at = 12
@@ -80,13 +80,13 @@ def _blocks(gif):
 
 
 def _palette(gif, at):
-    """Returns the number of bytes of a palette from the byte of flags before it."""
+    """Returns the number of bytes of a GIF palette, whose flags are the byte at `at`."""
     flags = _number(gif, at, 1)
     return 3 * 2 ** (flags % 8 + 1) if flags & 0x80 else 0
 
 
 def _tags(tiff):
-    """Yields the first directory of a TIFF, the values of its tags, and the sum of their sizes."""
+    """Yields the first directory of a TIFF, each tag's values, and a part as long as all these values together."""
     order = "little" if tiff.startswith(b"II") else "big"
     word, count, entry = (8, 8, 20) if b"+" in tiff[2:4] else (4, 2, 12)
     start = _number(tiff, word, word, order) + count
@@ -100,7 +100,7 @@ def _tags(tiff):
             place = _number(tiff, at + 4 + word, word, order)
             total += size
             yield tiff[at : at + 2], place, place + size
-    # Tags that share their values could add up to any size.
+    # Check the sum too, because many tags may refer to the same large values.
     yield None, 0, total
 
 

@@ -1,4 +1,4 @@
-"""Reads tables and parses their labels and weights; errors name the rows."""
+"""Reads tables and parses their labels and weights. Error messages contain row numbers."""
 
 import csv
 import logging
@@ -16,9 +16,9 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class TableRows(dict):
-    """Some rows of a table, as {column name: values}.
+    """The rows of a table with the indices `chosen`, as {column name: values}.
 
-    `lines` has the numbers of the rows for errors. `whole` has all rows of the table, and so the labels of all classes.
+    `lines` contains their numbers in the whole table, for errors. `whole` is the whole table, with all classes.
     """
 
     def __init__(self, columns, lines, chosen):
@@ -28,18 +28,18 @@ class TableRows(dict):
 
 
 def read_columns(frame, argument="frame"):
-    """Returns ({name: values}, lines, the folder of relative paths).
+    """Reads a DataFrame, dict or CSV file. Returns ({name: values}, lines, the folder of relative paths).
 
-    Errors name the `argument`. `lines` names rows in errors: "row" or "line", and the number of each row.
+    `lines` is how errors refer to rows: ("row" or "line", the number of each row). Errors also name the `argument`.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
         _refuse_repeated(names, "the table")
         columns = {name: list(frame[name]) for name in names}
         if len(lengths := {len(column) for column in columns.values()}) > 1:
-            raise ValueError(f"Expected columns of one length. Received: {sorted(lengths)}")
+            raise ValueError(f"Expected columns of one length. Received: columns of the lengths {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
-        # If the user added or removed rows, the line numbers are no longer right.
+        # If the user has added or removed rows, the line numbers are wrong, so use row numbers.
         if isinstance(frame, TableRows) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
@@ -58,16 +58,16 @@ def _refuse_repeated(names, table):
 
 
 def csv_rows(path):
-    """Reads a CSV file, header included, as lists of cells; a blank line is an empty list."""
+    """Returns the rows of a CSV file, including its header, as lists of cells. A blank line becomes an empty list."""
     try:
         with open(regular_file(path, "a CSV file or a DataFrame"), newline="", encoding="utf-8-sig") as file:
             return list(csv.reader(file, strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"Expected a CSV file in UTF-8. {str(path)!r}: {error}") from error
+        raise ValueError(f"Expected a CSV file in UTF-8. Received: {str(path)!r} with {error}") from error
 
 
 class CSVWriter:
-    """Writes rows of cells to a CSV file; with `escape_formulas`, cells that start with = + - or @ get a leading '."""
+    """Writes rows to a CSV file. With `escape_formulas`, writes ' before cells that start with = + - or @."""
 
     def __init__(self, file, escape_formulas=False):
         self.writer, self.escape_formulas = csv.writer(file), arguments.boolean("escape_formulas", escape_formulas)
@@ -90,7 +90,7 @@ def integer(value):
 
 
 def class_number(value):
-    """Parses a class number; returns None for names, such as "001"."""
+    """Parses a class number. Returns None for other text and for numbers with leading zeros, such as "001"."""
     return None if isinstance(value, str) and re.match(r"\s*[+-]?0\d", value) else integer(value)
 
 
@@ -104,16 +104,16 @@ def real(value):
 
 
 def empty(cell):
-    """Returns True if a cell is None, "" or a missing value of a DataFrame, NaN or NA."""
+    """Returns True if a cell is None, "", or a missing value in a DataFrame (NaN or NA)."""
     try:
         return cell is None or bool(cell == "" or cell != cell)
     except TypeError:
-        # pandas' NA compared with a value is NA, which has no truth value.
+        # A comparison with pandas' NA returns NA, and bool(NA) raises a TypeError.
         return True
 
 
 def fail(expected, lines, bad, error=ValueError):
-    """Raises an error if `bad` is not empty. It is a list of (row index from 0, the value received)."""
+    """Raises an error if there are `bad` rows, a list of (row index from 0, the value received)."""
     if bad:
         what, numbers = lines
         shown = "; ".join(f"{what} {numbers[i]}: {received}" for i, received in bad[:10])
@@ -122,9 +122,9 @@ def fail(expected, lines, bad, error=ValueError):
 
 
 def classes(cells, lines, class_names, num_classes, known=()):
-    """Parses one class per row. Returns (labels, kind, class names, number of classes).
+    """Parses `cells`, one class per row. Returns (labels, kind of the labels, class names, number of classes).
 
-    `known` are more cells that the classes are inferred from.
+    The classes are inferred from `cells` and from `known`, the cells of rows that are not returned.
     """
     _refuse_lists(cells, lines)
     fail("Expected a label", lines, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
@@ -134,7 +134,7 @@ def classes(cells, lines, class_names, num_classes, known=()):
 
 
 def several_classes(cells, lines, class_names, num_classes, separator, known=()):
-    """Parses any number of classes per row to multi-hot labels; returns what `classes` returns."""
+    """Parses cells with any number of classes, joined by `separator`, to multi-hot labels; returns as `classes`."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
@@ -147,26 +147,26 @@ def several_classes(cells, lines, class_names, num_classes, separator, known=())
 
 def _refuse_lists(cells, lines):
     bad = [(i, repr(cell)) for i, cell in enumerate(cells) if isinstance(cell, (list, tuple, set, dict, np.ndarray))]
-    fail("Expected a label as text or a number; several joined by `label_separator`", lines, bad)
+    fail("Expected a label as text or a number, or several labels joined by `label_separator`", lines, bad)
 
 
 def indicators(columns, label_columns, lines):
-    """Parses one 0/1 column per class to multi-hot labels; returns what `classes` returns."""
-    hint = "; labels='float' takes regression targets"
+    """Parses one column of 0 and 1 per class to multi-hot labels. Returns as `classes` does."""
+    hint = ", or labels='float' for regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
     return numbers, "multi_hot", tuple(label_columns), len(label_columns)
 
 
 def floats(columns, label_columns, lines):
-    """Parses regression targets; returns what `classes` returns."""
+    """Parses columns of regression targets to lists of floats. Returns as `classes` does."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)
 
 
 def _rows(columns, names, lines, parse, is_valid, expected):
-    """Parses several columns, row by row."""
+    """Parses the cells of the columns `names` by `parse`; raises `expected` for rows with a cell that is not valid."""
     rows = list(zip(*(columns[name] for name in names), strict=True))
     parsed = [[parse(value) for value in row] for row in rows]
     fail(expected, lines, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])
@@ -174,7 +174,7 @@ def _rows(columns, names, lines, parse, is_valid, expected):
 
 
 def weights(cells, lines):
-    """Parses the sample weights."""
+    """Parses sample weights to floats of at least 0."""
     numbers = [real(value) for value in cells]
     bad = [(i, repr(cells[i])) for i, number in enumerate(numbers) if number is None or number < 0]
     fail("Expected a weight of at least 0", lines, bad)
@@ -188,10 +188,11 @@ def _lookup(values, class_names, num_classes):
             raise ValueError(f"Expected `class_names` to be a sequence of names. Received: {class_names!r}")
         index = {str(name): i for i, name in enumerate(class_names)}
         if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):
-            raise ValueError(f"Expected different `class_names`, as many as `num_classes`. Received: {class_names}")
+            count = "" if num_classes is None else f"{num_classes} "
+            raise ValueError(f"Expected {count}`class_names`, each only once. Received: {class_names}")
 
         def find(value):
-            # A DataFrame with missing values turns 1 into 1.0.
+            # Accept 1.0 for the class "1", because a DataFrame column with missing values contains 1.0 instead of 1.
             number = class_number(value)
             return index.get(str(value), None if number is None else index.get(str(number)))
 
@@ -200,12 +201,12 @@ def _lookup(values, class_names, num_classes):
     if None not in integers:
         return class_number, (), _count(integers) if num_classes is None else num_classes
     if num_classes is not None:
-        raise ValueError(f"Expected integers as labels for `num_classes`. Received: {values[integers.index(None)]!r}")
+        raise ValueError(f"Expected integers as labels with `num_classes`. Received: {values[integers.index(None)]!r}")
     fractions = [v for v in values if integer(v) is None]
     if fractions and None not in map(real, values):
         raise ValueError(
-            f"Expected labels that are names, or integers. Received: {fractions[0]!r}. "
-            "labels='float' takes regression targets; pass `class_names` if they are names"
+            f"Expected labels that are names or integers. Received: {fractions[0]!r}. Pass labels='float' for "
+            "regression targets, or `class_names` if these numbers are names of classes."
         )
     index = {name: i for i, name in enumerate(sorted({str(v) for v in values}))}
     return (lambda v: index.get(str(v))), tuple(index), len(index)
@@ -215,10 +216,10 @@ def _count(integers):
     """Infers the number of classes from integer labels."""
     found = {i for i in integers if i >= 0}
     count = max(found, default=-1) + 1
-    how = "`num_classes` sets the number of classes; `class_names` lists their labels in order"
+    how = "Pass `num_classes` for more classes, or `class_names` if the numbers are names of classes."
     if count > 2 * len(found):
         raise ValueError(
-            f"Expected integers counted from 0 as labels. Received: {len(found)} values up to {count - 1}. {how}"
+            f"Expected labels counted from 0. Received: {len(found)} different integers up to {count - 1}. {how}"
         )
     if absent := sorted(set(range(count)) - found):
         logger.warning("No image is labelled with %s of the %d classes 0 to %d. %s", absent[:10], count, count - 1, how)
@@ -234,5 +235,5 @@ def _numbers(cells, lookup, count, lines):
         for number, value in zip(row, cell, strict=True)
         if number is None or not 0 <= number < count
     ]
-    fail(f"Expected labels of one of the {count} classes", lines, bad)
+    fail(f"Expected a label of one of the {count} classes", lines, bad)
     return rows

@@ -8,7 +8,7 @@ from keras_vit import arguments
 
 
 class TensorBoardPictures(keras.callbacks.Callback):
-    """Base of callbacks that write images; arguments as in `keras_vit.inspection.TensorBoardAttention`."""
+    """The base class of callbacks that write images. `TensorBoardAttention` documents the arguments."""
 
     name: str
 
@@ -19,7 +19,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self.every = arguments.positive_int("every", every)
 
     def pictures(self):
-        """Returns uint8 images, (number, height, width, channels)."""
+        """Returns the images to write, uint8, (number of images, height, width, channels)."""
         raise NotImplementedError
 
     def on_train_begin(self, logs=None):
@@ -32,7 +32,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = None
 
     def get_state(self):
-        """Returns the state for `keras_vit.training.fit`."""
+        """Returns the state that `keras_vit.training.fit` saves in checkpoints."""
         return {"left_out": self._left_out}
 
     def set_state(self, state):
@@ -40,7 +40,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # Images of the last epoch are written too, by `on_train_end`, because training may stop early.
+        # Remember an epoch without images. If training stops after it, `on_train_end` writes its images.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)

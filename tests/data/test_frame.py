@@ -116,7 +116,7 @@ def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, 
         (NAMES, {"label_separator": ""}, "`label_separator` to be at least one character"),
         (NAMES, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
         (["cat"] * 6, {}, r"at least two classes in column 'label'. Received: \['cat'\]"),
-        (NAMES, {"num_classes": 2}, "integers as labels for `num_classes`. Received: 'cat'"),
+        (NAMES, {"num_classes": 2}, "integers as labels with `num_classes`. Received: 'cat'"),
         (NAMES, {"label_separator": " ", "augment": "deit"}, "multi-label data or"),
     ],
 )
@@ -127,7 +127,7 @@ def test_from_dataframe_refuses_invalid_labels(folder, column, options, message)
 @pytest.mark.parametrize("column", [[2010, 2101, 2011, 2010, 2050, 2101], [0, 255, 0, 255, 0, 0], [1.5, 2, 3, 4, 5, 6]])
 def test_numbers_need_class_names_unless_counted_from_0(folder, column):
     table = {"path": PATHS, "label": column}
-    refuses("integers counted from 0 as labels|'float' takes regression targets", make, table, folder)
+    refuses("labels counted from 0|labels='float' for regression targets", make, table, folder)
     names = sorted(set(column))
     data = make(table, folder, class_names=names)
     assert labels(data) == [names.index(value) for value in column]

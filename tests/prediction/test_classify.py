@@ -53,7 +53,7 @@ def test_classify_applies_the_models_activation_once(photo, arguments):
 def test_classify_bad_input_is_named(photo, tmp_path):
     model = build()
     (tmp_path / "text.png").write_text("no image")
-    refuses(r"text\.png.*no image that Pillow knows", classify, model, [tmp_path / "text.png"])
+    refuses(r"text\.png.*Pillow does not support it", classify, model, [tmp_path / "text.png"])
     not_found("nowhere", classify, model, [tmp_path / "nowhere.png"])
     refuses("`top` between 1 and 5", classify, model, [photo], top=6)
     two = [keras.Input((8, 8, 3)), keras.Input((4,))]
