@@ -17,7 +17,7 @@ def mixes(layer):
 
 
 def seeded(layer, inputs):
-    """Returns a function of (inputs, seed) that calls a copy of `layer`; the seed replaces the seeds of the layer.
+    """Returns a function of (inputs, seed) that calls a copy of `layer`. All its random numbers depend on that seed.
 
     Args:
         layer: A layer of Keras or keras-cv, which is not changed.

@@ -174,14 +174,14 @@ def _feature_model(model, layer):
         outputs = head_inputs(model) if is_graph else []
     if not outputs:
         if is_graph and head_within(model):
-            received = f"model {model.name!r}, whose head is in a nested model: pass that one, model.get_layer(...)"
-            raise ValueError(f"Expected a model with its own head. Received: {received}.")
+            received = f"model {model.name!r}. Pass the nested model, model.get_layer(...)."
+            raise ValueError(f"Expected a model whose head is not in a nested model. Received: {received}")
         return model
     # A model with a class token and a distillation token returns the mean of the two tokens if it has no head.
     distilled = len(outputs) == 2 and "pooling_dist" in {own.name for own in model.layers}
     if len(outputs) > 1 and not distilled:
-        received = f"model {model.name!r}, whose head reads {len(outputs)}"
-        raise ValueError(f"Expected a model whose head reads one tensor, or a `layer`. Received: {received}")
+        received = f"model {model.name!r}, whose head reads {len(outputs)}. Pass `layer`, the name of a layer."
+        raise ValueError(f"Expected a model whose head reads one tensor. Received: {received}")
     x = keras.layers.Average(dtype=outputs[0].dtype)(outputs) if distilled else outputs[0]
     return cut_from(model, model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)
 
@@ -199,5 +199,5 @@ def _batches(data, batch_size):
         _check_counts(images, labels)
         return sliced((images, labels), size), -(-len(images) // size)
     if isinstance(data, tuple) and is_arrays(data, (1, 3), or_lists=True):
-        raise invalid("data", "two arrays, (images, labels)", len(data))
+        raise invalid("data", "two arrays, (images, labels)", f"a tuple of {len(data)} arrays")
     return finite_batches(data, "(images, labels) as arrays, a tf.data.Dataset, a PyDataset or an iterable of batches")

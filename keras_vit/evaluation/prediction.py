@@ -66,7 +66,7 @@ def predict(
     # Datasets of `keras_vit.data` skip images that cannot be decoded. Later rows would then belong to wrong images.
     if (expected := getattr(data, "num_images", len(predictions))) != len(predictions):
         received = f"{len(predictions)} images; broken: {list(getattr(data, 'broken', ()))}"
-        raise invalid("data", f"a batch for each of the {expected} images", received)
+        raise invalid("data", f"a dataset whose {expected} images can all be read", received)
     return predictions
 
 

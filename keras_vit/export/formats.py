@@ -144,7 +144,7 @@ def _draft(path, overwrite):
     # TensorFlow Serving only loads folders whose name is a number, so it ignores the draft.
     with draft_folder(path) as folder:
         yield folder / path.name
-        # A format may write several files. Move the file that the user named last.
+        # A format may write several files. Move the file at `path` last, when all its parts exist.
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:
             refuse_existing(path.with_name(file.name), overwrite)
@@ -162,7 +162,7 @@ FORMATS = {
         precisions=(*PRECISIONS, STATIC),
         tolerances={STATIC: 0.5},
     ),
-    # The converter adds up some weights, such as positions and a bias, and rounds the sums again.
+    # LiteRT's converter adds some weights, such as positions and a bias, and rounds the sum, so allow larger errors.
     "litert": Format(
         *("litert", ".tflite", "tensorflow", ("tensorflow", "ai_edge_litert"), tensorflow_formats),
         precisions=("float32", "float16", "int8"),

@@ -30,15 +30,16 @@ def count_parameters(model: keras.Model) -> Parameters:
 
 
 def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
-    """Freezes the lower part of a model and makes the rest trainable; returns `Parameters(trainable, frozen)`.
+    """Freezes the embedding and the first blocks of a model; returns `Parameters(trainable, frozen)`.
 
-    Compile the model afterwards. Dropout and stochastic depth of frozen blocks stay active in training.
+    All other layers become trainable. Compile the model afterwards. Dropout and stochastic depth of frozen blocks stay
+    active in training.
 
     Args:
         model: A model of this package's builders, with its own head or yours, or a model that nests one. The blocks of
             a BiT are its residual units.
-        blocks: Int, the number of blocks to freeze, counted from the embedding, which is frozen too; 0 freezes only the
-            embedding. None freezes all but the head: the layers above the backbone, and around a nested backbone.
+        blocks: Int, the number of blocks to freeze after the embedding, which is always frozen. None freezes all layers
+            except the head, which is all layers after the backbone or, if the backbone is nested, outside of it.
 
     Raises:
         ValueError: If the model has fewer blocks than `blocks` or has LoRA weights, no weights are left to train, or

@@ -70,7 +70,7 @@ def test_accuracy_refuses_invalid_input(model):
     expected = "Expected one output for each class, two .* one output"
     refuses(f"`model`. {expected}", accuracy, build(num_classes=1), None)
     refuses(f"`predictions`. {expected}", top_k_accuracy, scores[:, :1], [0, 0, 0])
-    refuses("two arrays, .images, labels.. Received: 3", accuracy, model, (IMAGES, LABELS, LABELS))
+    refuses("two arrays, .images, labels.. Received: a tuple of 3 arrays", accuracy, model, (IMAGES, LABELS, LABELS))
     two = build(distillation_token=True, return_both_heads=True)
     refuses("a model with one output. Received: .* with 2", accuracy, two, (IMAGES, LABELS), verbose=0)
 
