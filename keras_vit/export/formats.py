@@ -42,7 +42,7 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
         raise ValueError(f"Expected `path` to end in {fmt.suffix!r}. Received: {str(path)!r}")
     arguments.choice("precision", precision, fmt.precisions)
     if labels is not None and images is None:
-        raise ValueError("Expected `images` where `labels` are given. Received: images=None")
+        raise ValueError("Expected `images` together with `labels`. Received: images=None")
     if precision == STATIC and (images is None or not len(images)):
         raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: none")
     batches = parity.probes(model)

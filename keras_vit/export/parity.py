@@ -118,7 +118,7 @@ def check(difference, model, outputs, tolerance, export):
     # `not <=` is also true for NaN.
     if not difference <= allowed:
         expected = f"{export} to match the outputs of model {model.name!r} within {allowed:.1e}"
-        advice = "A model that computes in float16 or bfloat16 may round differently there."
+        advice = "If the model computes in float16 or bfloat16, its export may round differently: pass a `tolerance`."
         raise ParityError(f"Expected {expected}. Received: {difference:.3g} apart. Nothing was written. {advice}")
 
 
@@ -179,6 +179,6 @@ def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | 
     if labels is not None:
         labels = np.asarray(labels)
         if labels.shape != ours.shape:
-            raise ValueError(f"Expected one of `labels` for each of {len(ours)} images. Received: shape {labels.shape}")
+            raise ValueError(f"Expected `labels` of shape ({len(ours)},), one per image. Received: {labels.shape}")
         change |= {"before": float((ours == labels).mean()), "after": float((theirs == labels).mean())}
     return change

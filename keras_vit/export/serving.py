@@ -183,7 +183,7 @@ def _scaling_constants(model, normalization):
     """Returns the settings of the layer that scales images: `normalization`, or the layer of the model."""
     if normalization is None:
         layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
-        advice = f"Say how images are scaled: normalization={layer}"
+        advice = f"Pass the layer that scales images: normalization={layer}"
         try:
             normalization = require_normalization(model)
         except ValueError as error:
@@ -191,7 +191,7 @@ def _scaling_constants(model, normalization):
         expected = "Expected a model whose images go straight to its `normalization` layer. Received: model"
         before = operations_before(model, normalization)
         if before is None:
-            raise ValueError(f"{expected} {model.name!r}, which has it in a model with a custom class. {advice}.")
+            raise ValueError(f"{expected} {model.name!r}, where it is inside a model of a custom class. {advice}.")
         if changing := [operation.name for operation in before if not isinstance(operation, KEEP_SCALE)]:
             received = f"{model.name!r} with {', '.join(reversed(changing))} before it"
             raise ValueError(f"{expected} {received}. {advice}, with apply=True if the model takes raw images.")

@@ -28,10 +28,10 @@ def find_parts(model):
     ways = list(_ways_to_blocks(model))
     if len(ways) != 1:
         names = ", ".join(layer.name for layer in model.layers)
-        how_many = f"{len(ways)} such models in it" if ways else f"layers {names}"
+        how_many = f"{len(ways)} such models in it" if ways else f"the layers {names}"
         raise ValueError(
-            "Expected a model of this package's builders, or one that extends it or holds it as a layer. "
-            f"Received: model {model.name!r} with {how_many}"
+            "Expected a model built by keras_vit, or a model that contains exactly one such model. "
+            f"Received: model {model.name!r} with {how_many}."
         )
     models = ways[0]
     backbone = models[-1]
@@ -115,8 +115,8 @@ def find_blocks(model, family=None):
         what = "ViT" if is_vit else "model"
         names = "normalization, patch_embedding, block_00" if is_vit else "normalization, stage_1_unit_01"
         raise ValueError(
-            f"Expected a {what} of this package's builders, with layers named {names}, "
-            f"... Received: {model!r}. If one of its layers holds the {what}, pass that: model.get_layer(...)."
+            f"Expected a {what} built by keras_vit, with layers named {names}, ... Received: {model!r}. "
+            f"If the {what} is a layer of this model, pass the layer: model.get_layer(...)."
         )
     return blocks
 

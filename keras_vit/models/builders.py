@@ -38,7 +38,7 @@ def row(
     settings = "".join(f", {key}={value!r}" for key, value in defaults.items())
     named.__doc__ = (
         f'Builds a {builder.__name__}-{variant}: `keras_vit.{builder.__name__}("{variant}"{settings}, ...)`.\n\n'
-        f"That builder and `keras_vit.{family.config.__name__}` explain the arguments.\n\n"
+        f"For the arguments, see `keras_vit.{builder.__name__}` and `keras_vit.{family.config.__name__}`.\n\n"
         f"Example:\n\n>>> model = keras_vit.{name}(num_classes=10)"
     )
     return named

@@ -42,7 +42,8 @@ def read_config(file, grid_size=None, published=None):
     """
     if "config" not in file.own and set(file.own) - {"grid"}:
         raise ValueError(
-            f"Cannot load {file.path!r}: keras_vit 0.1 wrote it. Load it with version 0.2, and save it again."
+            f"Expected a file of keras_vit 0.2 or newer. Received: {file.path!r}, which keras_vit 0.1 wrote. Load it "
+            "with keras_vit 0.2, and save it again."
         )
     readers = {source.name: read for source, read in FAMILIES[file.source.family].sources.items()}
     found = {**readers, "keras_model": saved.read_config}[file.source.name](file, grid_size)
@@ -75,8 +76,8 @@ def _source(file, source):
                 inner[prefix] = found
         if len(inner) > 1:
             raise ValueError(
-                f"Expected the weights of one model. Received: several, whose keys start with {', '.join(inner)}. Save "
-                "the state dict of one of them to a file."
+                "Expected the weights of one model. Received: several models, whose keys start with "
+                f"{', '.join(inner)}. Save the state dict of one model to a file."
             )
         if not inner and source is not None:
             fitting = [name for name, each in known.items() if each.matches(file.entries)] or known
@@ -84,7 +85,7 @@ def _source(file, source):
             raise arguments.invalid("source", expected, source, known)
         if not inner:
             raise ValueError(
-                "Its keys match no known source. Expected keys like embedding/kernel or patch_embed.proj.weight. "
+                "Its keys match no known source. Expected keys such as embedding/kernel or patch_embed.proj.weight. "
                 f"Received: {', '.join(list(file.entries)[:5])}"
             )
     except ValueError as error:

@@ -57,8 +57,8 @@ class FamilyModel(CheckedRuns, keras.Model):
         own = getattr(type(self), name, None)
         if isinstance(own, property) and own.fset is None:
             raise AttributeError(
-                f"`{name}` of model {self.name!r} is read from its layers and cannot be set. Add a new head to one of "
-                'them: keras.Model(model.input, keras.layers.Dense(7)(model.get_layer("pre_logits").output)).'
+                f"Cannot set `{name}` of model {self.name!r}, because it follows from the layers. Build a new model, "
+                'as in keras.Model(model.input, keras.layers.Dense(7)(model.get_layer("pre_logits").output)).'
             )
         super().__setattr__(name, value)
 

@@ -37,7 +37,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     folded = keras.models.clone_model(model, clone_function=clone)
     values = {weight.path: weight for weight in model.weights}
     if {weight.path for weight in folded.weights} != set(values):
-        raise ValueError(f"Expected a model whose config records all its weights. Received: model {model.name!r}")
+        raise ValueError(f"Expected a model whose config describes all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
         # Copy the value, because training on JAX frees the arrays that it updates.
         weight.assign(keras.ops.copy(values[weight.path]))
@@ -67,6 +67,6 @@ def _layers_to_fold(model):
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(
             "Expected a model in which only the patch embedding reads the scaled images. Received: model "
-            f"{model.name!r}, where {', '.join(others) or 'another output'} reads them too."
+            f"{model.name!r}, in which {', '.join(others) or 'an output of the model'} reads them too."
         )
     return normalization, embedding

@@ -202,7 +202,7 @@ def refuse_own_family(model):
     """Raises ValueError if no code base except this package has models of a model's family."""
     if not FAMILIES[config_of(model).family].sources:
         raise ValueError(
-            "Expected a model of a family whose weights other code bases have too. Received: model "
+            "Expected a model of a family that other code bases have too. Received: model "
             f"{model.name!r} of family {config_of(model).family!r}. Use model.save and keras_vit.from_pretrained, or "
             "model.save_weights and model.load_weights."
         )
@@ -213,8 +213,8 @@ def current_fields(model):
     config, names = config_of(model), {layer.name: layer for layer in model.layers}
     if config.block_names[0] not in names:
         raise ValueError(
-            f"Expected a model of this package's builders, with a layer {config.block_names[0]}. Received: model "
-            f"{model.name!r} with the layers {', '.join(names)}. If one of them holds the ViT, pass that: "
+            f"Expected a model built by keras_vit, with a layer {config.block_names[0]}. Received: model "
+            f"{model.name!r} with the layers {', '.join(names)}. If one of these layers is the ViT, pass this layer: "
             "model.get_layer(...)."
         )
     fields = {**vars(config), "num_classes": getattr(names.get("head"), "units", 0)}

@@ -30,7 +30,8 @@ def saved_file(path):
         return os.path.join(path, MODEL)
     if os.path.isfile(os.path.join(path, STARTED)):
         raise FileNotFoundError(
-            f"Expected a run that has ended. There is no {MODEL} in {path!r} yet: train again to continue."
+            f"Expected a run that has ended. Received: {path!r}, which contains no {MODEL} yet. Start the training "
+            "again to continue the run."
         )
     return path if path.endswith(".keras") and os.path.exists(path) else None
 
@@ -52,8 +53,7 @@ def _load(path):
             ) from error
         # Keras raises TypeError for an unknown layer.
         raise ValueError(
-            f"Cannot read {path!r}. Models with your own layers have to be loaded in Python, where these are defined. "
-            f"{error}"
+            f"Cannot read {path!r}. Load a model with your own layers in Python, after defining the layers. {error}"
         ) from error
     except _DAMAGE as error:
         raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
@@ -96,13 +96,13 @@ class SavedModel(WeightsFile):
         model, expected = self.model, f"Expected {self.path!r} to contain a whole model of a builder of this package."
         if not isinstance(model, FamilyModel):
             raise ValueError(
-                f"{expected} Received: a {type(model).__name__} around it. Load it by from_pretrained without other "
-                "arguments, take the inner model by get_layer, save that, and read it with them."
+                f"{expected} Received: a {type(model).__name__}. Load it by from_pretrained without other arguments, "
+                "save the inner model, get_layer(...), and load this new file with the arguments."
             )
         if find_normalization(model).folded:
-            raise ValueError(f"{expected} Received: one folded by fold_preprocessing. Use the model before folding.")
+            raise ValueError(f"{expected} Received: a model folded by fold_preprocessing. Use the original model.")
         if (model.head is None) != (model.config.num_classes == 0):
-            raise ValueError(f"{expected} Received: one which was cut before its head. Use the model before cutting.")
+            raise ValueError(f"{expected} Received: a model cut before its head. Use the original model.")
         self._weights = weights_by_path(model)
         self.entries = {key: Entry(tuple(weight.shape), weight.dtype) for key, weight in self._weights.items()}
         method = getattr(model.config, "position_interpolation", "linear")

@@ -155,7 +155,7 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
     if nameless:
         raise ValueError(
-            f"The format {format!r} has no place for {len(nameless)} weights of model {model.name!r}: "
+            f"The format {format!r} cannot store {len(nameless)} weights of model {model.name!r}: "
             f"{', '.join(nameless[:10])}"
         )
     for what in _unwritten(model, format, source.name, fields):
@@ -194,7 +194,7 @@ def _unwritten(model, format, source, fields):
     if format in ("timm", "huggingface") and activation != "linear":
         yield f"classifier_activation={activation!r}. Build it without, and use its logits"
     if source in ("timm", "timm_bit", "huggingface_bit") and len(fields.get("stages") or ()) > 4:
-        yield "a ResNet of more than four stages, the last of which that code dilates"
+        yield "a ResNet of more than four stages, whose last stage would be dilated"
     if config.family != "vit":
         return
     # `timm_folder` and `transformers_folder` refuse settings that timm and transformers do not have.
@@ -208,7 +208,7 @@ def _unwritten(model, format, source, fields):
     if pooling == "none" or (pooling == "token_gap" and source != "dinov2"):
         yield f'pooling="{pooling}"'
     if pooling == "gap" and config.class_token and not config.norm_after_pooling and source != "timm":
-        yield 'pooling="gap" beside a class token'
+        yield 'pooling="gap" and a class token'
     if format == "timm":
         yield from timm_folder.unwritten(config)
 

@@ -114,8 +114,8 @@ def fetch(row):
         raise DownloadError(
             f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
             f"name {row.filename!r}, into {str(folder)!r} or into the folder that the environment variable "
-            f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'}). If the first of these "
-            "folders cannot be written, set KERAS_HOME to another one."
+            f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'}). If {str(folder)!r} cannot "
+            "be written, set KERAS_HOME to another folder."
         ) from None
     return str(folder / row.filename)
 

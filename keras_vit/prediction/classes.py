@@ -65,7 +65,7 @@ def decode_predictions(
     if p.ndim != 2 or p.shape[1] != len(classes):
         advice = " Pass the model for other classes." if model is None else ""
         expected = f"`predictions` to be probabilities of shape (batch, {len(classes)})"
-        raise ValueError(f"Expected {expected}.{advice} Received: shape {p.shape}")
+        raise ValueError(f"Expected {expected}. Received: shape {p.shape}.{advice}")
     top = checked_top(top, classes)
     # If each class has a separate sigmoid, rows need not sum to 1.
     separate = model is not None and (
@@ -100,7 +100,7 @@ def most_probable(probabilities, classes, top):
 def ids_and_names(model):
     """Returns (id, name) per class of a classifier, as `outputs_named`; raises ValueError for a regression model."""
     if postprocess_kind(model) is None:
-        raise ValueError(f"Expected a model of classes. Received: model {model.name!r} with task='regression'.")
+        raise ValueError(f"Expected a classifier. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
 
 
@@ -164,7 +164,7 @@ def prediction_activation(model):
         if activation is not None and activation != wanted and known:
             raise ValueError(
                 f"Expected a model with task={setting!r}, as its loss is {owners[0]}. Received: model {model.name!r} "
-                f"without, so that a {activation} would be applied to its outputs. Pass task={setting!r} to the "
+                f"with another task, which applies a {activation} to its outputs. Pass task={setting!r} to the "
                 f'builder or `from_pretrained`, or set model.get_layer("normalization").task = {setting!r}.'
             )
     return activation

@@ -62,7 +62,7 @@ def read_images(paths, model):
     images = [read_image(path, model) for path in paths]
     if len({image.shape for image in images}) != 1:
         sizes = [f"{os.fspath(path)} of {image.shape[:2]}" for path, image in zip(paths, images, strict=True)]
-        raise ValueError(f"Expected images of one size for a model of any size. Received: {', '.join(sizes) or 'none'}")
+        raise ValueError(f"Expected images of equal size, to form an array. Received: {', '.join(sizes) or 'none'}")
     return np.stack(images)
 
 

@@ -97,9 +97,9 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
             found.append((item, item))
     if not headers and (column is not None or folder is not None or extension):
         expected = "a table of paths with `path_column`, `directory` or `extension`"
-        raise ValueError(f"Expected {expected}. Received: images and folders alone")
+        raise ValueError(f"Expected {expected}. Received: only images and folders.")
     if not found:
-        raise ValueError("Expected images, or folders or tables of them. Received: none")
+        raise ValueError("Expected images, folders of images or tables of image paths. Received: none")
     if missing := [path for _, path in found if not os.path.isfile(path)]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         advice = ". Paths in a CSV file start from its folder, or from --images, and get --extension" if headers else ""
@@ -134,8 +134,8 @@ def _paths_in_table(table, column):
         name, (columns, _, base) = "the table", read_columns(table, "images")
     chosen = column or (next(iter(columns)) if len(columns) == 1 else "path")
     if chosen not in columns:
-        expected = f"a column {chosen!r} of paths in {name}; `path_column` (--path-column) names another"
-        raise ValueError(f"Expected {expected}. Received: {list(columns)}")
+        advice = "Pass the name of the column of paths as `path_column` (--path-column)."
+        raise ValueError(f"Expected a column {chosen!r} of paths in {name}. Received: {list(columns)}. {advice}")
     cells = columns[chosen]
     without = [i for i, cell in enumerate(cells) if empty(cell)]
     if not cells or without:

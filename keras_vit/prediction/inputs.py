@@ -138,13 +138,13 @@ def check_values(model, images):
     expected = f"Expected images of {lowest:g} to {highest:g}, as the model takes them. {received}"
     if find_normalization(model).apply:
         if in_unit_range(images) or (low < 0 and high <= 10):
-            raise ValueError(f"{expected}. It was built with include_preprocessing=True and scales images itself.")
+            raise ValueError(f"{expected}. The model has include_preprocessing=True and scales images itself.")
         return expected if low < -OVERSHOOT or high > 255 + OVERSHOOT else None
     width = highest - lowest
     if low >= 0 and 2 * width + highest < high <= 255 + OVERSHOOT:
-        advice = "keras_vit.preprocess_input(images, model) scales them, and so does include_preprocessing=True"
-        raise ValueError(f"{expected}. {advice} of the builder.")
-    # Such images have other units or constants. The margin allows for augmentation.
+        advice = "Scale them by keras_vit.preprocess_input(images, model), or build the model with"
+        raise ValueError(f"{expected}. {advice} include_preprocessing=True.")
+    # Images outside this margin have other units or constants. The margin allows for augmentation.
     if low < lowest - width / 4 or high > highest + width / 4:
         return expected
     if lowest < -0.1 and in_unit_range(images):

@@ -75,7 +75,7 @@ def padded_output(model, images, full, where):
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)
     if not hasattr(output, "shape"):
-        raise ValueError(f"Expected a model with one output. Received: model {model.name!r} with {len(output)}")
+        raise ValueError(f"Expected a model with one output. Received: model {model.name!r} with {len(output)} outputs")
     output = np.asarray(output)[: len(images)].astype("float32")
     if not np.isfinite(output).all():
         received = f"NaN or infinity from model {model.name!r} for {where}"

@@ -120,8 +120,8 @@ def _choose(name, files, inside, note=""):
         return found[0], _with_shards(found[0])
     if found:
         raise ValueError(
-            f"Expected {name!r} to name one of the {len(found)} checkpoints in its repository, as in "
-            f"{name.rstrip('/').removesuffix(inside).rstrip('/')}/{found[0]}. Received several: {', '.join(found[:20])}"
+            f"Expected one checkpoint, such as {name.rstrip('/').removesuffix(inside).rstrip('/')}/{found[0]}. "
+            f"Received: {name!r}, which contains {len(found)} checkpoints: {', '.join(found[:20])}"
         )
     raise FileNotFoundError(f"Expected weights, such as model.safetensors, in {name!r}. Received: none. {listed}")
 

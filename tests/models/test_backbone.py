@@ -58,10 +58,10 @@ def test_parts_of_nested_model_and_layers_around_it():
 
 def test_parts_of_refuses_other_models():
     dense = keras.Sequential([keras.Input((2,)), Dense(2, name="alone")], name="other")
-    refuses("Expected a model of this package's builders.*'other' with layers alone", find_parts, dense)
+    refuses("Expected a model built by keras_vit.*'other' with the layers alone", find_parts, dense)
     inputs = keras.Input((16, 16, 3))
     twins = [tiny.build(num_classes=0, name=name)(inputs) for name in ("a", "b")]
-    refuses("holds it as a layer.*with 2 such models in it", find_parts, keras.Model(inputs, keras.layers.Add()(twins)))
+    refuses("exactly one.*with 2 such models in it", find_parts, keras.Model(inputs, keras.layers.Add()(twins)))
     assert head_inputs(dense) == []
 
 

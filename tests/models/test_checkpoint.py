@@ -79,7 +79,7 @@ def test_counter_and_keys_outside_the_model_are_reported(weights, model, tmp_pat
 
 def test_two_models_in_one_file_are_refused(weights, tmp_path):
     torch.save({**prefixed(weights, "first."), **prefixed(weights, "second.")}, tmp_path / "w.pth")
-    message = "Expected the weights of one model. Received: several, .* first., second."
+    message = "Expected the weights of one model. Received: several models, .* first., second."
     check_refused(message, tmp_path / "w.pth", num_heads=3)
 
 

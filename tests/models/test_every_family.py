@@ -64,8 +64,8 @@ NEED_TOKENS = [
     (lambda model, x: inspection.attention_maps(model, x), "a model that holds a ViT"),
     (lambda model, x: inspection.patch_layout(model, x), "a model that holds a ViT"),
     (lambda model, x: inspection.position_similarity(model), "a model with position embeddings"),
-    (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT of this package's builders"),
-    (lambda model, x: keras_vit.fold_preprocessing(model), "a ViT of this package's builders"),
+    (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT built by keras_vit"),
+    (lambda model, x: keras_vit.fold_preprocessing(model), "a ViT built by keras_vit"),
 ]
 UNKNOWN_VARIANTS = [
     (keras_vit.BiT, "", ["R50", "R50x", "R50x0", "R51x1", "r50x1", "50x1", "R50x1.5", "B/16", "", None, 50]),

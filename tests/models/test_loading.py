@@ -86,7 +86,7 @@ def test_reloaded_cloned_scoped_or_nested_model_takes_weights(tiny, tiny_file, t
         assert unchanged(model, tiny.get_weights())
     inner, inputs = build(), keras.Input((16, 16, 3))
     outer = keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
-    check_refused("If one of them holds the ViT, pass that", tiny_file, into=outer)
+    check_refused("If one of these layers is the ViT, pass this layer", tiny_file, into=outer)
     keras_vit.load_weights(outer.get_layer(inner.name), tiny_file)
     assert unchanged(inner, tiny.get_weights())
 

@@ -79,7 +79,7 @@ UNSUPPORTED = [
     ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a finite number. Received: '1e-6'"),
     ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number of at most 1"),
     ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
-    ({"image_size": 33_000}, "to hold the 17015625 position embeddings .*Received: 17"),
+    ({"image_size": 33_000}, "to contain the 17015625 position embeddings .*Received: 17"),
 ]
 DAMAGED_CONFIGS = [
     (b'"dtype": "float32"', b'"dtype": {"module": "keras", "class_name": "DTypePolicy", "config": {"name": 7}}')

@@ -103,7 +103,7 @@ def test_model_around_a_builder_or_without_its_head_cannot_be_changed(tmp_path):
     model = build()
     around = keras.Model(model.input, keras.layers.Dense(2)(model.output))
     cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
-    for changed, units, name in ((around, 2, "a Functional around it"), (cut, 12, "one which was cut before its head")):
+    for changed, units, name in ((around, 2, "a Functional. Load it"), (cut, 12, "a model cut before its head")):
         path = saved(changed, tmp_path)
         assert keras_vit.from_pretrained(path).output_shape == (None, units)
         refuses(f"whole model .* Received: {name}", keras_vit.from_pretrained, path, image_size=24)
@@ -128,7 +128,7 @@ def test_any_size_keeps_the_size_of_the_tables(tmp_path):
 def test_folded_model_cannot_be_changed(tmp_path):
     path = saved(keras_vit.fold_preprocessing(build(include_preprocessing=True)), tmp_path)
     assert keras_vit.from_pretrained(path).get_layer("normalization").folded
-    refuses("whole model .* Received: one folded by", keras_vit.from_pretrained, path, image_size=24)
+    refuses("whole model .* Received: a model folded by", keras_vit.from_pretrained, path, image_size=24)
 
 
 def test_class_names_have_to_fit_the_classes(tmp_path):

@@ -17,29 +17,29 @@ TOKEN_GAP = {"pooling": "gap", "class_token": True}
 DINOV2 = {"layer_scale_init": 0.1, "mlp_dim": 24, "num_classes": 0}
 NOT_WRITTEN = [
     ("timm.safetensors", {}, "activation='gelu'"),
-    ("timm", {}, "settings of no architecture of timm.* Write a state dict: a path that ends in .safetensors"),
-    ("timm", {**TEST_VIT, "num_layers": 5}, "The nearest, test_vit, differs in num_layers=5, which is 6 there"),
+    ("timm", {}, "settings that no architecture of timm has.* Write a state dict: a path that ends in .safetensors"),
+    ("timm", {**TEST_VIT, "num_layers": 5}, "The nearest, test_vit, differs in num_layers=5 .6 in timm.*"),
     ("timm", {**TEST_VIT, "position_embedding": "sincos2d"}, "position_embedding='sincos2d', which is 'learned'"),
     ("timm", {**TEST_VIT, "image_size": (None, None)}, "position_interpolation='linear'"),
     ("timm.safetensors", {"activation": "gelu", "norm_before_blocks": True}, "norm_before_blocks=True"),
-    ("timm.safetensors", {"projection_dim": 8}, "no place for 1 weights"),
+    ("timm.safetensors", {"projection_dim": 8}, "cannot store 1 weights"),
     ("timm.safetensors", {"activation": "gelu", "token_merging": 2}, "has token_merging=2"),
     ("huggingface", {"classifier_activation": "sigmoid"}, "has classifier_activation='sigmoid'"),
     ("timm.safetensors", {**EVA02, "pooling": "map", "activation": "gelu"}, 'and pooling="map"'),
-    ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "beside a distillation token"),
+    ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "and a distillation token"),
     ("npz", {"gated_mlp": True}, "gated_mlp=True"),
     ("npz", {"activation": "gelu"}, "activation='gelu'"),
-    ("big_vision", {"num_registers": 1}, "no place for 1 weights"),
-    ("huggingface", TOKEN_GAP, r"The nearest, ViT.*, needs pooling='token' \(here 'gap'\)"),
+    ("big_vision", {"num_registers": 1}, "cannot store 1 weights"),
+    ("huggingface", TOKEN_GAP, r"The nearest, ViT.*, needs pooling='token' \(received 'gap'\)"),
     ("huggingface", {"activation": "leaky_relu"}, "needs activation='one that transformers has'"),
-    ("huggingface", {"representation_size": 12}, r"needs representation_size=None \(here 12\)"),
-    ("huggingface", {**DINOV2, "mlp_dim": 25}, r"mlp_dim='a size that an mlp_ratio gives' \(here 25\)"),
+    ("huggingface", {"representation_size": 12}, r"needs representation_size=None \(received 12\)"),
+    ("huggingface", {**DINOV2, "mlp_dim": 25}, r"mlp_dim='a size that an mlp_ratio gives' \(received 25\)"),
     ("huggingface", {**DINOV2, "gated_mlp": True, "activation": "gelu", "mlp_dim": 16}, "needs activation='silu'"),
     ("huggingface", {**DINOV2, "image_size": (16, 24)}, "image_size and patch_size='squares'"),
-    ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(here \(1,\)\)"),
+    ("huggingface", {"stages": (1,), "width_factor": 0.5, "patch_size": 1}, r"stages=None \(received \(1,\)\)"),
     ("timm.safetensors", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
     ("npz", {"pooling": "map"}, "pooling/probe"),
-    ("npz", TOKEN_GAP, "beside a class token"),
+    ("npz", TOKEN_GAP, "and a class token"),
     ("huggingface", {"hidden_dim": 16, "head_dim": 5}, "heads that divide the width"),
     ("huggingface", {"distillation_token": True, "num_classes": 0}, "needs distillation_token=False"),
     ("flax", {}, "Expected one of 'npz', 'big_vision', 'timm', 'huggingface'"),
@@ -181,7 +181,7 @@ def test_own_activation_function_must_be_passed_again(tmp_path):
 
 
 def test_family_without_format_is_refused(tmp_path):
-    model, message = vt_resnet.build(), "Expected a model of a family whose weights other.*"
+    model, message = vt_resnet.build(), "Expected a model of a family that other code bases have.*"
     for format in ("npz", "big_vision", "timm", "huggingface"):
         check_not_saved(message + "family 'vt_resnet'. Use model.save", model, tmp_path / "model.npz", format=format)
     assert not list(tmp_path.iterdir())

@@ -59,8 +59,8 @@ def test_features_bad_argument_is_named():
         refuses("Received: blocks=", keras_vit.features, build(), blocks=blocks)
     refuses("`format`", keras_vit.features, build(), blocks=(0,), format="image")
     inputs = keras.Input((16, 16, 3))
-    refuses("pass that", keras_vit.features, keras.Model(inputs, build()(inputs)), blocks=(0,))
-    with pytest.raises(ValueError, match="Expected a model of this package's builders"):
+    refuses("pass the layer", keras_vit.features, keras.Model(inputs, build()(inputs)), blocks=(0,))
+    with pytest.raises(ValueError, match="Expected a model built by keras_vit"):
         keras_vit.features(keras.Model(inputs, keras.layers.Flatten()(inputs)), blocks=(0,))
     refuses("patch_dropout_rate=0", keras_vit.features, build(patch_dropout_rate=0.5), blocks=(0,), format="map")
     refuses("token_merging=0", keras_vit.features, build(token_merging=(1, 0)), blocks=(0,), format="map")

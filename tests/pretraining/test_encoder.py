@@ -70,5 +70,5 @@ def test_unsupported_backbones(changes, message):
 
 
 def test_other_models_are_refused():
-    refuses("ViT of this package's builders", Encoder, keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    refuses("ViT built by keras_vit", Encoder, keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     refuses(r"Received: 'B/16'", Encoder, "B/16")

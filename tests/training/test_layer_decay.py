@@ -143,4 +143,4 @@ def test_layer_depths_refuse_repeated_names_and_other_models():
     model = keras.Sequential([tiny.build(num_classes=0), keras.layers.Dense(2, name="norm")], name="mine")
     refuses("Expected different names.*'mine' with two layers named 'norm'", layer_depths, model)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense")], name="mine")
-    refuses("Expected a model of this package's builders.*'mine' with layers dense", layer_depths, model)
+    refuses("Expected a model built by keras_vit.*'mine' with the layers dense", layer_depths, model)

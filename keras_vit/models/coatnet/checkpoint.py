@@ -89,7 +89,7 @@ def config_of(path, name, args):
     row = re.sub(r"_\d{3}$", "", name)
     if row not in NAMES:
         known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
-        raise ValueError(f"Cannot load {path!r}: {name!r} of timm is not supported, of the CoAtNets only {known}.")
+        raise ValueError(f"Cannot load {path!r}: timm's {name!r} is not supported. Expected one of {known}.")
     found = maxxvit_arguments(CoAtNetConfig.from_variant(row))
     for key, value in args.items():
         if key in _FIXED:
@@ -99,7 +99,7 @@ def config_of(path, name, args):
         elif key == "conv_norm_layer":
             translated(path, key, value, {"": None, "batchnorm2d": None})
         elif not _IGNORED.fullmatch(key):
-            raise ValueError(f"Cannot load {path!r}: model_args of {key}={value!r} are not supported.")
+            raise ValueError(f"Cannot load {path!r}: {key}={value!r} in its model_args is not supported.")
     fields = {"position_interpolation": "geometric", "norm_after_pooling": bool(found["head_hidden_size"])}
     found["block_type"] = _conv_depths(path, found["block_type"], found["depths"])
     kind = timm_config.translated(
@@ -109,7 +109,7 @@ def config_of(path, name, args):
     for names, field, values in _FIELDS:
         several = [found[key] if values is None else translated(path, key, found[key], values) for key in names]
         if any(value != several[0] for value in several):
-            raise ValueError(f"Cannot load {path!r}: its model_args of {' and '.join(names)} differ.")
+            raise ValueError(f"Cannot load {path!r}. Expected equal {' and '.join(names)}. Received: {several}.")
         fields[field] = several[0]
     # timm uses 0 or None if there is no such layer.
     for field in ("representation_size", "layer_scale_init"):
@@ -117,7 +117,7 @@ def config_of(path, name, args):
     try:
         return CoAtNetConfig(**fields)
     except ValueError as error:
-        raise ValueError(f"Cannot load {path!r}: its model_args do not fit. {error}") from None
+        raise ValueError(f"Cannot load {path!r}: its model_args are invalid. {error}") from None
 
 
 def timm_architecture(config):
@@ -141,13 +141,15 @@ def _conv_depths(path, kinds, depths):
     shorter than the depth of its stage, the last kind is repeated.
     """
     if not isinstance(kinds, (list, tuple)) or not isinstance(depths, (list, tuple)) or len(kinds) != len(depths):
-        raise ValueError(f"Cannot load {path!r}: its model_args of block_type={kinds!r} and depths={depths!r} differ.")
+        received = f"block_type={kinds!r}, depths={depths!r}"
+        raise ValueError(f"Cannot load {path!r}. Expected lists with an entry per stage. Received: {received}.")
     found = []
     for own, depth in zip(kinds, depths, strict=True):
         own = "".join(map(str, own))
         match = re.fullmatch("(C*)(T*)", own)
         if match is None or not own:
-            raise ValueError(f"Cannot load {path!r}: blocks of block_type={kinds!r} are not supported.")
+            expected = 'a block_type with "C" before "T" in each stage'
+            raise ValueError(f"Cannot load {path!r}. Expected {expected}. Received: {kinds!r}.")
         found.append(len(match[1]) if match[2] else depth)
     return found
 
@@ -250,7 +252,7 @@ def _read_arrays(file, found):
     found.put(STATED, **shown)
     name = timm_variant(shown)
     if name is None:
-        found.leave("no CoAtNet of timm has arrays of these shapes; pass the one that it was made from", "variant")
+        found.leave("no CoAtNet of timm has arrays of these shapes; pass the variant that it is based on", "variant")
     else:
         fields = _architecture(CoAtNetConfig.from_variant(name))
         found.put(

@@ -255,7 +255,7 @@ def decode_coatnet(variant):
         for key in (variant, name, f"coatnet_{name}"):
             if key in VARIANTS:
                 return key
-    expected = f'one of {", ".join(VARIANTS)}, or the name of timm, as in "coatnet_0_rw_224"'
+    expected = f'one of {", ".join(VARIANTS)}, or timm\'s name, such as "coatnet_0_rw_224"'
     raise arguments.invalid("variant", expected, variant)
 
 

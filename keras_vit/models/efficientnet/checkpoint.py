@@ -52,7 +52,7 @@ def read_config(file, grid_size=None):
         return found
     for name, value in OFFICIAL.items():
         own = OF_TIMM[name]
-        found.leave(f"{value!r} for the official weights, timm's tf_efficientnet_*; {own!r} for its own", name)
+        found.leave(f"{value!r} for official weights (tf_efficientnet_* in timm), {own!r} for timm's own", name)
     return found
 
 

@@ -89,7 +89,7 @@ def unwritten(config):
     if config.patch_bias == config.norm_before_blocks:
         yield f"patch_bias={config.patch_bias} with norm_before_blocks={config.norm_before_blocks}"
     if computed_by_eva(config) and config.distillation_token:
-        yield "rotary positions, or keys without bias, beside a distillation token"
+        yield "rotary positions, or keys without bias, and a distillation token"
     if computed_by_eva(config) and config.pooling == "map":
         yield 'rotary positions, or keys without bias, and pooling="map"'
 
@@ -145,8 +145,8 @@ def timm_architecture(config):
     """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
     name, differences = _nearest(config)
     if differences:
-        listed = ", ".join(f"{field}={found!r}, which is {value!r} there" for field, value, found in differences)
-        raise ValueError(f"settings of no architecture of timm. The nearest, {name}, differs in {listed}")
+        listed = ", ".join(f"{field}={found!r} ({value!r} in timm)" for field, value, found in differences)
+        raise ValueError(f"settings that no architecture of timm has. The nearest, {name}, differs in {listed}")
     args = {"img_size": list(config.image_size)}
     if config.any_size:
         sides = [rows * patch for rows, patch in zip(config.grid, config.patch_size, strict=True)]

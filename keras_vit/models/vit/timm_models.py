@@ -176,23 +176,23 @@ def unknown_of_arrays(weights, spelled_as_eva, gated):
     table, norm_of_all = "position_embedding/embeddings" in weights, "fc_norm/gamma" not in weights
     plain = not gated and "block_00/layer_scale_1/gamma" not in weights
     bare = not (token or norm_of_all or "registers/tokens" in weights or "block_00/attention/qkv/bias" in weights)
-    rotary = "timm's models of such arrays differ in their rotary positions"
-    late = "timm has such models whose norms follow the residual branches, which is not supported"
+    rotary = "timm's models with these arrays differ in their rotary positions"
+    late = "in some of timm's models with these arrays, norms follow the residual branches, which is not supported"
     rows = (
         ("rotary_embedding", spelled_as_eva or not table, rotary),
         ("rotary_grid", spelled_as_eva or not table, rotary),
-        ("layer_norm_epsilon", not table, "timm has such models of 1e-5 and of 1e-6"),
+        ("layer_norm_epsilon", not table, "timm's models with these arrays use 1e-5 or 1e-6"),
         (
             "pooling",
             not table and token and norm_of_all,
-            "timm has such models of the class token and of the mean of the patches",
+            "timm's models with these arrays pool the class token or the mean of the patches",
         ),
-        ("pooling", pool and token, "timm has such models whose attention pooling is another"),
-        ("num_heads", norm_of_all and not (token or pool), "timm has such models of other numbers of heads"),
+        ("pooling", pool and token, "timm's models with these arrays have different attention poolings"),
+        ("num_heads", norm_of_all and not (token or pool), "timm's models with these arrays differ in it"),
         (
             "activation",
             "norm_before_blocks/gamma" in weights or (not token and norm_of_all),
-            "timm has such models of several GELUs",
+            "timm's models with these arrays use several GELUs",
         ),
         ("qkv_bias", bare, late),
         ("key_bias", spelled_as_eva and plain and token and norm_of_all, late),

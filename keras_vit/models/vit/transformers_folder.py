@@ -97,10 +97,10 @@ def transformers_folder(record, facts):
     pairs = [(kind, list(kind.differences(record))) for kind in KINDS]
     kind, differences = min(pairs, key=lambda pair: sum(field in _USUAL for field, *_ in pair[1]))
     if differences:
-        listed = ", ".join(f"{field}={value!r} (here {found!r})" for field, value, found in differences)
+        listed = ", ".join(f"{field}={value!r} (received {found!r})" for field, value, found in differences)
         raise ValueError(
-            f"The format 'huggingface' has no class of models with these settings. The nearest, "
-            f"{kind.architecture}, needs {listed}."
+            f"The format 'huggingface' has no model class with these settings. The nearest, {kind.architecture}, "
+            f"needs {listed}."
         )
     height, width = facts["image_size"] or [n * p for n, p in zip(record.grid, record.patch_size, strict=True)]
     patch = record.patch_size

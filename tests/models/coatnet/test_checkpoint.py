@@ -27,15 +27,15 @@ GOLDEN = {
 EVERYWHERE = dict.fromkeys(("coatnet_0", "coatnet_rmlp_1_rw"), pytest.mark.every_backend)
 CFG = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95, "mean": [0.5] * 3, "std": [0.5] * 3}
 UNSUPPORTED = [
-    ({"architecture": "maxvit_tiny_rw_224"}, "'maxvit_tiny_rw_224' of timm is not supported, .*coatnet_0_rw_224"),
+    ({"architecture": "maxvit_tiny_rw_224"}, "timm's 'maxvit_tiny_rw_224' is not supported. .*coatnet_0_rw_224"),
     ({"args": {"conv_kernel_size": 5}}, "conv_kernel_size=5 is not supported"),
     ({"args": {"conv_stride_mode": "wide"}}, "conv_stride_mode='wide' is not supported.*one of '1x1', 'dw'"),
-    ({"args": {"conv_pool_type": "max"}}, "model_args of conv_pool_type and transformer_pool_type differ"),
+    ({"args": {"conv_pool_type": "max"}}, "equal conv_pool_type and transformer_pool_type. Received: .'max3', 'avg2'."),
     ({"args": {"transformer_rel_pos_type": "bias_tf"}}, "transformer_rel_pos_type='bias_tf' is not supported"),
-    ({"args": {"block_type": ["C", "T", "C", "TC"]}}, "blocks of block_type=.* are not supported"),
-    ({"args": {"depths": [1, 1]}}, "model_args of block_type=.* and depths=.* differ"),
-    ({"args": {"embed_dim": 7}}, "model_args do not fit. .*`widths`"),
-    ({"args": {"layer_norm": "x"}}, "model_args of layer_norm='x' are not supported"),
+    ({"args": {"block_type": ["C", "T", "C", "TC"]}}, 'a block_type with "C" before "T" in each stage. Received: '),
+    ({"args": {"depths": [1, 1]}}, "lists with an entry per stage. Received: block_type=.*, depths=.1, 1."),
+    ({"args": {"embed_dim": 7}}, "model_args are invalid. .*`widths`"),
+    ({"args": {"layer_norm": "x"}}, "layer_norm='x' in its model_args is not supported"),
     ({"global_pool": "max"}, "global_pool='max' is not supported"),
 ]
 SAVED = [("test_coatnet", {"image_size": 64}), ("coatnet_0", {"image_size": (64, 96)})]

@@ -65,7 +65,7 @@ def test_ijepa_training_file_gives_target_encoder(tmp_path):
 def test_eva02_without_rotary_tables_needs_settings(tmp_path):
     state = arrays("original_eva02_packed")
     twice = {key: array[::-1].copy() if key.endswith("freqs_cos") else array for key, array in state.items()}
-    check_refused("its rotary positions are neither", write(tmp_path, twice))
+    check_refused("Received: other positions, which are not supported", write(tmp_path, twice))
     bare = {key: array for key, array in state.items() if "rope" not in key and "fc_norm" not in key}
     bare |= {"norm.weight": state["fc_norm.weight"], "norm.bias": state["fc_norm.bias"]}
     check_refused("Pass num_heads=, pooling=, rotary_grid= to", write(tmp_path, bare))
@@ -78,7 +78,7 @@ def test_dinov3_with_other_periods_is_refused(tmp_path):
         path = write(tmp_path, {**state, "rope_embed.periods": periods * np.float32(factor)})
         assert features(keras_vit.from_pretrained(path, image_size=(40, 24)), "original_dinov3") < 1e-4
     path = write(tmp_path, {**state, "rope_embed.periods": periods * np.float32(1.02)})
-    check_refused("'rope_embed.periods' holds other periods, which is not supported", path)
+    check_refused("base theta = 100 in 'rope_embed.periods'. Received: other periods", path)
     key = "blocks.0.attn.qkv.bias_mask"
     check_refused("bias_mask of 0 for the keys", write(tmp_path, {**state, key: 1 - state[key]}))
     del state["rope_embed.periods"]

@@ -138,8 +138,8 @@ def _read_positions(file, found, grid_size):
             return
         if found.positions.grid is None:
             found.leave(
-                f"its {table[1]} position embeddings are no square: pass grid_size=(rows, columns) of the file, and "
-                "image_size= for another size",
+                f"its {table[1]} position embeddings do not form a square grid: pass grid_size=(rows, columns) of the "
+                "file, and image_size= for another size",
                 "image_size",
             )
         elif found.get("patch_size") is not None:
@@ -220,6 +220,6 @@ def check_positions(file, fields):
     held = table[1] if len(table) == 3 else 0
     if rows * columns > held:
         raise ValueError(
-            f"Expected {file.path!r} to hold the {rows * columns} position embeddings that images of "
+            f"Expected {file.path!r} to contain the {rows * columns} position embeddings that images of "
             f"{fields['image_size']} pixels need. Received: {held}. Pass the image_size= of its model."
         )

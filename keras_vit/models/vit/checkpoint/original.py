@@ -60,7 +60,8 @@ def _check_periods(file):
     expected = 100.0 ** (np.arange(len(periods)) / len(periods))
     if not np.allclose(periods, expected, rtol=_BFLOAT16, atol=0):
         raise ValueError(
-            f"Cannot load {file.path!r}: {key!r} holds other periods, which is not supported. Expected theta 100."
+            f"Cannot load {file.path!r}. Expected rotary-embedding periods of base theta = 100 in {key!r}. Received: "
+            "other periods, which are not supported."
         )
 
 
@@ -77,6 +78,6 @@ def _grid_of_eva02(file):
         if all(a.shape == b.shape and np.allclose(a, b, atol=2e-3) for a, b in zip(tables, expected, strict=True)):
             return grid
     raise ValueError(
-        f"Cannot load {file.path!r}: its rotary positions are neither EVA-02's, scaled to a grid of 16 x 16, nor "
-        "those of row and column numbers, which are not supported."
+        f"Cannot load {file.path!r}. Expected rotary positions of EVA-02, scaled to a 16 x 16 grid or not scaled. "
+        "Received: other positions, which are not supported."
     )
