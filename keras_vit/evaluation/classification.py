@@ -34,8 +34,8 @@ def accuracy(
     """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
     The data's classes are matched with the model's classes by name if both have `class_names`, else by position. If
-    outputs are equal, the class with the lower index is ranked first. Errors are as in `top_k_accuracy` and
-    `extract_features`.
+    outputs are equal, the class with the lower index is ranked first. The same errors are raised as by `top_k_accuracy`
+    and `extract_features`.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
@@ -81,10 +81,10 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
 
 
 def _check_classes(name, num_classes, k=1, highest=0):
-    """Raises ValueError unless `num_classes` is at least 2 and at least `k`, and larger than the `highest` label."""
+    """Raises ValueError unless `num_classes` is at least 2 and `k`, and larger than `highest`, the largest label."""
     if num_classes == 1:
-        expected = "one output for each class, two or more: compare a single one with a threshold, after `predict`"
-        raise invalid(name, expected, "one output")
+        received = "one output. To measure it, compare the results of `predict` with a threshold."
+        raise invalid(name, "two or more outputs, one for each class", received)
     if k > num_classes:
         raise invalid("k", f"at most {num_classes}, the number of classes", k)
     if highest >= num_classes:
@@ -107,8 +107,8 @@ def imagenet_real_accuracy(
 
     Args:
         model: A `keras.Model` with one output for each of the 1,000 classes, or None if `data` is predictions.
-        data: Validation images with any labels, as in `extract_features`. If `model` is None, logits or probabilities,
-            (num_images, num_classes).
+        data: Validation images with any labels, as in `extract_features`. If `model` is None, an array of logits or
+            probabilities, (num_images, num_classes).
         labels: Path of `real.json`, the file that the authors of ReaL publish; or, for each image, a list of classes
             counted from 0.
         file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
@@ -176,7 +176,7 @@ def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict
         tasks: Mapping from the name of each task to the name of its group, or `keras_vit.data.VTAB`.
 
     Raises:
-        ValueError: If an accuracy is missing, is not a number in [0, 1], or is not for one of `tasks`.
+        ValueError: If an accuracy is missing, is not a number in [0, 1], or belongs to a task that is not in `tasks`.
 
     Example:
     >>> vtab_mean({"dtd": 0.5, "svhn": 0.7, "dmlab": 0.3}, {"dtd": "natural", "svhn": "natural", "dmlab": "structured"})

@@ -12,7 +12,7 @@ from keras_vit.console import Progress
 from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import invalid, one_or_more, train_and_test
 
-# The number of test images that are compared with all training images at once. It limits the memory.
+# Compare at most this many test images with all training images at a time, to limit the memory.
 CHUNK = 1024
 
 
@@ -21,7 +21,8 @@ def knn_accuracy(
 ) -> float:
     """Measures the accuracy, in [0, 1], of a k-nearest-neighbor classifier on a model's frozen features.
 
-    The k training images with the highest cosine similarity vote, each with weight exp(similarity / temperature).
+    For each test image, the k training images with the most similar features vote for their classes. The weight of a
+    vote is exp(cosine similarity / temperature).
 
     Args:
         model: A `keras.Model`, as in `extract_features`, or None if `train` and `test` are features.
@@ -69,7 +70,7 @@ def knn_accuracy(
     return right / len(test_labels)
 
 
-# The regularization strengths of the official code, from almost no regularization to weights close to 0.
+# The regularization strengths that the ViT paper's official code tries, from almost none to weights close to 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
 # The value of a constant feature, whose weight is the bias. If the value is large, L2 hardly penalizes the bias.
 BIAS = 100.0
@@ -85,11 +86,11 @@ def few_shot_accuracy(
     l2: float | Sequence[float] = STRENGTHS,
     **options: Any,
 ) -> dict[str, Any]:
-    """Measures the accuracy of a linear classifier on frozen features of a few images per class.
+    """Measures the accuracy of a linear classifier that is fitted to frozen features of a few images per class.
 
     The classifier is fitted by L2-regularized least squares, in closed form in NumPy. The target is 1 for the class of
-    an image and -1 for all other classes. Each seed selects a random subset of the training images, and the
-    regularization strength with the lowest leave-one-out error on this subset.
+    an image and -1 for all other classes. Each seed selects a random subset of the training images. The regularization
+    strength with the lowest leave-one-out error on this subset is used.
 
     Args:
         model, train, test: As in `knn_accuracy`. The classifier is fitted to a random subset of the images in `train`.
@@ -119,7 +120,7 @@ def few_shot_accuracy(
     strengths = one_or_more("l2", l2, arguments.positive_number)
     x, labels, test_x, test_labels = train_and_test(model, train, test, **options)
     if unknown := sorted(set(test_labels) - set(labels)):
-        raise invalid("train", "images of each class that is tested", f"none of {', '.join(map(str, unknown[:10]))}")
+        raise invalid("train", "images of all test classes", f"no image of class {', '.join(map(str, unknown[:10]))}")
     verbose = options.get("verbose", 1)
     by_seed, chosen, accuracies, count = {}, {}, [], len(seeds) * len(strengths)
     with Progress(count, "classifier", "classifiers", title="Fitting linear classifiers", verbose=verbose) as progress:
@@ -166,7 +167,7 @@ def _draw(labels, shots, seed):
     classes, counts = np.unique(labels, return_counts=True)
     if counts.min() < shots:
         rarest = classes[counts.argmin()]
-        raise invalid("shots", f"at most {counts.min()}, the images of class {rarest} to train on", shots)
+        raise invalid("shots", f"at most {counts.min()}, the number of training images of class {rarest}", shots)
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:shots] for c in classes])
 
@@ -201,7 +202,7 @@ def linear_probe_accuracy(
 
     Returns:
         A dict: "accuracy" on the test images; "l2", the selected strength; and "head", a built `keras.layers.Dense`
-        from features (not standardized) to logits. The example copies its weights into the model's head.
+        that maps features (not standardized) to logits. The example copies its weights into the model's head.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
@@ -242,7 +243,7 @@ def _best(strengths, x, labels, validation_split, seed, progress):
     order = np.random.default_rng(seed).permutation(len(x))
     count = min(max(1, round(len(x) * validation_split)), len(x) - 1)
     if not count:
-        raise invalid("train", "two images or more to choose `l2` on", len(x))
+        raise invalid("train", "two or more images, because some are held out to select `l2`", len(x))
     kept, rest = order[:count], order[count:]
     scores, start = [], None
     # Try the strongest regularization first. Each fit then starts at the previous weights, which are near its optimum.
@@ -253,7 +254,7 @@ def _best(strengths, x, labels, validation_split, seed, progress):
 
 
 def _minimized(x, labels, num_classes, l2, progress, start=None):
-    """Minimizes the regularized cross-entropy by L-BFGS; returns (kernel, bias)."""
+    """Minimizes the regularized cross-entropy by L-BFGS from the weights `start`; returns (kernel, bias)."""
     try:
         from scipy.optimize import minimize
     except ImportError as error:

@@ -33,7 +33,7 @@ def integer_labels(labels):
         labels = labels[:, 0]
     if labels.ndim == 2:
         if not (np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()):
-            received = f"rows of {labels.shape[1]} numbers, some of them mixed, smoothed or of several classes"
+            received = f"rows of {labels.shape[1]} numbers that are not one-hot, for example after mixup"
             raise invalid("labels", "integers, or rows with a single 1", received)
         return labels.argmax(axis=1).astype("int64")
     if labels.ndim != 1 or not (np.issubdtype(labels.dtype, np.number) or labels.dtype == bool):
@@ -58,20 +58,20 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the index in the class names `onto` of each class in `names`, or None if no labels need to change.
+    """Returns the position of each of the data's class `names` in the list `onto`, or None if all labels may stay.
 
-    `names` are the data's classes. `owner` describes the object that has the names `onto`, for the error message.
+    `onto` are the class names of the model or of the training data. `owner` is its description in the error message.
     """
     if names is None or onto is None or list(names) == list(onto):
         return None
     names, onto = list(names), list(onto)
     if unknown := [name for name in names if onto.count(name) != 1]:
-        raise invalid("data", f"class names that {owner} has once: {onto!s:.300}", f"{unknown!s:.300}")
+        raise invalid("data", f"class names that occur once in {owner}: {onto!s:.300}", f"{unknown!s:.300}")
     return np.array([onto.index(name) for name in names])
 
 
 def in_order(labels, order):
-    """Converts the data's labels to new indices, with the result of `class_order`."""
+    """Replaces each of the data's labels by `order[label]`. `order` is the result of `class_order`."""
     if order is None:
         return labels
     if labels.max() >= len(order):
@@ -88,7 +88,7 @@ def extract_features(
 
     Args:
         model: A `keras.Model` with one input. If it is or contains a model of this package, the features are the input
-            of its head, as with `num_classes=0`. The features of all other models are the model's output.
+            of its head, as if it had `num_classes=0`. The features of all other models are the model's output.
         data: (images, labels) as arrays, or batches of them: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
             `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or one-hot; images are in the
             model's value range.
@@ -149,7 +149,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
             if not isinstance(batch, (tuple, list)):
                 raise invalid("data", "batches of (images, labels)", f"{type(batch).__name__} batches without labels")
             if len(batch) != 2:
-                raise invalid("data", "batches of (images, labels)", f"batches of {len(batch)} parts")
+                raise invalid("data", "batches of (images, labels)", f"batches of {len(batch)} elements")
             images, batch_labels = to_numpy(batch[0]), read_labels(batch[1])
             _check_counts(images, batch_labels)
             labels.append(batch_labels)

@@ -107,7 +107,7 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
     weights = [float(value) / sum(values) for value in values]
     are_models = [isinstance(member, keras.Model) for member in members]
     if any(are_models) and not all(are_models):
-        raise invalid("members", "models, or predictions", "both")
+        raise invalid("members", "only models or only predictions", "both")
     return _joint_model(members, weights) if all(are_models) else _mean_predictions(members, weights)
 
 

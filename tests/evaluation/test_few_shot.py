@@ -11,12 +11,12 @@ from tests.tiny import build
 
 TRAIN, TEST = blobs(60), blobs(200, seed=1)
 REFUSED = [
-    ({"shots": 16}, "`shots`. Expected at most 15, the images of class 0 .*Received: 16"),
+    ({"shots": 16}, "`shots`. Expected at most 15, the number of training images of class 0. Received: 16"),
     ({"seeds": ()}, "`seeds`. Expected at least one"),
     ({"seeds": (-1,)}, "`seeds`"),
     ({"l2": []}, "`l2`. Expected at least one"),
     ({"l2": [1, 0]}, "`l2`. Expected a number above 0"),
-    ({"test": (TEST[0], TEST[1] + 1)}, "`train`. Expected images of each class.*Received: none of 4"),
+    ({"test": (TEST[0], TEST[1] + 1)}, "`train`. Expected images of all test classes. Received: no image of class 4"),
     ({"test": (TEST[0], TEST[1][:9])}, "`test`. Expected one label for each of 200 rows of features. Received: 9"),
     ({"test": (TEST[0][:, :5], TEST[1])}, "`test`. Expected 12 features for each image.*Received: 5"),
     ({"train": (TRAIN[0] * np.inf, TRAIN[1])}, "`train`. Expected finite"),

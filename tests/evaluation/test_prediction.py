@@ -92,7 +92,7 @@ def test_predict_refuses_dataset_with_broken_image(tmp_path):
     assert all(predict(model, data, tta=tta, verbose=0).shape == (3, 5) for tta in (None, "flip"))
     (tmp_path / "1.png").write_text("no image")
     data = keras_vit.data.from_dataframe(table, **options)
-    refuses(r"3 images.*Received: 2 images; broken: .*1\.png", predict, model, data, verbose=0)
+    refuses(r"3 images.*Received: 2 images.*damaged files: .*1\.png", predict, model, data, verbose=0)
 
 
 def test_ensemble_of_arrays_is_weighted_mean():
@@ -106,7 +106,7 @@ def test_ensemble_of_arrays_is_weighted_mean():
         ([first], [0.0], "not all 0"),
         ([first, second], [1, -1], "at least 0"),
         ([first, second], [1], "each of 2 members. Received: 1"),
-        ([first, build()], None, "models, or predictions"),
+        ([first, build()], None, "only models or only predictions"),
     ):
         refuses(message, ensemble, members, weights)
 
