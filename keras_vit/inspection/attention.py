@@ -95,17 +95,17 @@ def attention_rollout(
     """Returns attention rollout, float32 (batch, rows, columns): how much each patch contributes to the head's input.
 
     In each block, the attention matrices of the heads are fused into one matrix, the identity is added for the residual
-    branch, and each row is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The result is the
-    row of the product that the head reads: the row of the class token, the mean of the patches' rows or the mean of
-    both, according to `pooling`. With `pooling="map"`, the attention of the pooling weights the patches' rows. Each map
-    sums to 1 minus the share of the prefix tokens.
+    branch, and each row is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The product has a
+    row for each token. If the head reads the class token, its row is returned. If the head reads the mean of the
+    patches, the mean of their rows is returned. With `pooling="map"`, this mean is weighted by the pooling layer's
+    attention. Prefix tokens are left out, so a map may sum to less than 1.
 
     Args:
         model, images, batch_size: As in `attention_maps`; the same errors are raised.
         head_fusion: "mean", "max" or "min", the function that fuses the heads.
         discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
         readout: "token" if the model's head reads the first token, "gap" if it reads the mean of all patches. None
-            finds this by the model's pooling layers. Set `readout` for a custom head.
+            selects this from the model's pooling layers. Set `readout` for a custom head.
 
     Example:
     >>> attention_rollout(keras_vit.ViTTi16(image_size=(48, 32)), np.zeros((1, 48, 32, 3))).shape
@@ -139,7 +139,7 @@ def discard_smallest(matrices, ratio):
 def token_attention_maps(
     model: keras.Model, images, modules: int | Sequence[int] | None = -1, batch_size: int = 8
 ) -> np.ndarray | list[np.ndarray]:
-    """Returns the attention weights, float32, of the visual tokens over the pixels in one or several VT modules.
+    """Returns how much each visual token attends to each pixel, float32, in one or several VT modules of a VT-ResNet.
 
     Args:
         model: A VT-ResNet of this package, or a model that contains one. Errors are as in `attention_maps`.
@@ -160,7 +160,7 @@ def token_attention_maps(
     """
     found = sublayers(model, VTModule)
     if not found:
-        expected = "a model that holds a VT-ResNet of this package, with layers of type VTModule"
+        expected = "a model that contains a VT-ResNet of this package, with layers of type VTModule"
         raise ValueError(f"Expected {expected}. Received: model {model.name!r}")
 
     def weights(batch, chosen):

@@ -135,7 +135,7 @@ def plot_attention_maps(
     grid_size: tuple[int, int] | None = None,
     query: int | None = None,
 ):
-    """Plots each head's attention from one token, in one block, over the image, and returns the figure.
+    """Plots how much one token attends to each patch, with one panel for each head, and returns the figure.
 
     Each panel has a separate scale, and its title contains the maximum.
 
@@ -159,7 +159,7 @@ def plot_attention_maps(
     rows, columns = grid_size or (math.isqrt(num_tokens),) * 2
     num_prefix = num_tokens - rows * columns
     if grid_size is None and num_prefix > 1:
-        expected = "`grid_size`, since neither all tokens nor all but the first make a square"
+        expected = "`grid_size`, because the patches do not form a square"
         raise ValueError(f"Expected {expected}. Received: grid_size=None for {num_tokens} tokens")
     if num_prefix < 0:
         raise ValueError(f"Expected `grid_size` of at most {num_tokens} patches. Received: grid_size={grid_size}")

@@ -81,8 +81,8 @@ def _rollout(taps, inputs, classes):
             return ops.sum(ops.cast(y, "float32") * weight)
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
-        # `change` is the gradient of the attention layer's output. It gives the gradient of the heads A V, the input of
-        # the output projection, and this gives the gradient of the attention weights A.
+        # `change` is the gradient of the attention layer's output. From it, compute the gradient of A V, the input of
+        # the output projection. From that, compute the gradient of the attention weights A.
         value = to_numpy(block.attention.project(block.norm_1(tokens))[2])
         of_heads = np.matmul(to_numpy(change), to_numpy(block.attention.out.kernel).T).reshape(value.shape)
         of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
@@ -93,7 +93,7 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot classes, (batch, num_classes), for a model's list of outputs. None selects the top-1 classes."""
+    """Returns one-hot classes, (batch, num_classes), for a model's list of outputs. None means the top-1 classes."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -111,7 +111,7 @@ def gradients(function, *values) -> list:
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: TID251
 
-        # Do not compute gradients of the variables, because their activations would stay in memory.
+        # Do not watch the variables, because TensorFlow would keep all activations for their gradients.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             y = function(*values)
@@ -180,6 +180,7 @@ def _source(model, name):
         return found[0]
     poolings = sublayers(model, keras.layers.GlobalAveragePooling2D)
     if not poolings:
-        expected = "a layer of type GlobalAveragePooling2D, or the name of a layer; for a ViT, use gradient_rollout"
-        raise ValueError(f"Expected {expected}. Received: model {model.name!r}, layer=None")
+        expected = "a model with a layer of type GlobalAveragePooling2D, or the name of a layer"
+        advice = "Use gradient_rollout for a ViT."
+        raise ValueError(f"Expected {expected}. Received: model {model.name!r}, layer=None. {advice}")
     return producing_call(poolings[-1].input)[0]

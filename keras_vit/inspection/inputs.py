@@ -52,7 +52,7 @@ def collect(name, value, depth, parts, compute):
     """Calls `compute(batch, indices)` for each batch in `parts`, and concatenates the arrays of each index.
 
     `value` is the value of the argument `name`: an index below `depth`, a list of indices, or None for all indices.
-    Returns one array if `value` is an int, else a list of one array per index.
+    `parts` are the batches. Returns one array if `value` is an int, else a list of one array per index.
     """
     chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
@@ -82,6 +82,6 @@ def class_indices(name, classes, names):
         return classes
     names = list(names or ())
     if unknown := [value for value in classes.ravel().tolist() if names.count(value) != 1]:
-        expected = "names that the model has once" if names else "integers, as the model has no class names"
+        expected = "names of exactly one class" if names else "integers, because the model has no class names"
         raise arguments.invalid(name, expected, unknown[0], names)
     return np.reshape([names.index(value) for value in classes.ravel().tolist()], classes.shape)

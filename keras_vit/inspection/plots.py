@@ -69,7 +69,7 @@ def plot_predictions(
     number = len(images) if images.ndim else 0
     fit = shapes[1:] == ((number,), (number, num_classes))
     if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3):
-        expected = "`images` of shape (number, height, width, 1 or 3), at least one, `labels` of shape (number,) and "
+        expected = "one or more `images` (number, height, width, 1 or 3), `labels` of shape (number,) and "
         expected += f"`probabilities` of shape (number, {num_classes})"
         raise ValueError(f"Expected {expected}. Received: shapes {', '.join(map(str, shapes))}")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
@@ -77,8 +77,8 @@ def plot_predictions(
     # The tolerance allows for probabilities in half precision.
     if not (probabilities.min() >= 0 and np.abs(probabilities.sum(axis=1) - 1).max() < 0.02):
         received = f"numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
-        expected = "`probabilities` of at least 0 that sum to 1; to logits, apply keras.ops.softmax first"
-        raise ValueError(f"Expected {expected}. Received: {received}")
+        expected = "`probabilities` of at least 0 that sum to 1"
+        raise ValueError(f"Expected {expected}. Received: {received}. Apply keras.ops.softmax to logits first.")
     names = [name if len(name) <= 18 else f"{name[:17]}…" for name in class_names]
     columns = math.ceil(math.sqrt(len(images) * 1.5))
     rows = math.ceil(len(images) / columns)

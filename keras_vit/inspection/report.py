@@ -108,7 +108,7 @@ def _image_sections(taps, paths, arrays, top):
         distances.append(attention_distance(model, inputs))
         # Replace bytes of the file name that are not UTF-8.
         yield f"<h3>{html.escape(os.fsencode(os.path.basename(path)).decode(errors='replace'))}</h3>"
-        yield f"<p>{array.shape[0]} x {array.shape[1]} pixels as the model sees it, {rows} x {columns} patches.</p>"
+        yield f"<p>{array.shape[0]} x {array.shape[1]} pixels after resizing, {rows} x {columns} patches.</p>"
         best = None
         if gives_classes(model):
             (classes,) = classify(model, [path], min(top, model.outputs[0].shape[-1]))
@@ -117,25 +117,25 @@ def _image_sections(taps, paths, arrays, top):
         else:
             yield "<p>The model has no single classification output, so no classes are shown.</p>"
         text = "Attention rollout: how much each patch contributes, through all blocks, to the head's input. "
-        text += "In the middle the image, darkened where little does."
+        text += "The picture in the middle is darker where the patches contribute less."
         yield _figure(plot_attention_rollout(array[None], attention_rollout(model, inputs)), text)
         if best is not None and quantization_of_attention(taps.blocks):
-            yield "<p>The model's attention is quantized, so it has no gradient to weight the rollout by.</p>"
+            yield "<p>The model's attention is quantized, so gradient rollout cannot be computed.</p>"
         elif best is not None:
-            text = f"The same for the class {best} alone: attention weighted by the gradient of that class."
+            text = f"Gradient rollout for the class {best}: the attention is weighted by the gradient of this class."
             yield _figure(plot_attention_rollout(array[None], gradient_rollout(model, inputs)), text)
         text = f"Attention in the last block (index {len(taps.blocks) - 1}), each head on its own scale."
         maps = attention_maps(model, inputs)[0]
         yield _figure(plot_attention_maps(array, maps, grid_size=layout.grid_size), text)
     yield "<h2>Attention distance</h2>"
-    text = f"How far each head looks on average over {len(arrays)} image{'s' if len(arrays) > 1 else ''}."
+    text = f"Mean distance to which each head attends, over {len(arrays)} image{'s' if len(arrays) > 1 else ''}."
     yield _figure(plot_attention_distance(np.mean(distances, axis=0)), f"{text} Prefix tokens are left out.")
 
 
 def _model_sections(model, notes):
     yield "<h2>Position embeddings</h2>"
     if sublayers(model, PositionEmbedding):
-        text = "At each patch's place in the grid: the cosine similarity of its position embedding to all others."
+        text = "Each tile shows the cosine similarity of one patch's position embedding to those of all patches."
         yield _figure(plot_position_similarity(position_similarity(model)), text)
     else:
         yield "<p>The model has no position embeddings to compare, or only relative ones.</p>"

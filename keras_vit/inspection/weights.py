@@ -41,7 +41,7 @@ def embedding_filters(model: keras.Model, number: int | None = None) -> np.ndarr
     embedding = only_one(model, PatchEmbedding)
     if any(layer.folded for layer in sublayers(model, ImageNormalization)):
         expected = "a model whose preprocessing is not folded into its filters"
-        advice = "Pass the one that fold_preprocessing was called on."
+        advice = "Pass the model that you gave to fold_preprocessing."
         raise ValueError(f"Expected {expected}. Received: model {model.name!r}. {advice}")
     root = next((layer for layer in sublayers(model, StandardizedConv2D) if layer.name == "root_conv"), None)
     kernel = ops.convert_to_numpy(embedding.kernel if root is None else root.standardized_kernel())
@@ -71,7 +71,7 @@ def position_similarity(model: keras.Model) -> np.ndarray:
     """
     if not sublayers(model, PositionEmbedding):
         expected = 'a model with position embeddings ("learned", "learned2d" or "sincos2d")'
-        raise ValueError(f"Expected {expected}. Received: {model.name!r} with none, or with relative ones.")
+        raise ValueError(f"Expected {expected}. Received: {model.name!r}, which does not have them.")
     layer = only_one(model, PositionEmbedding)
     rows, columns = layer.grid_size
     shape = (1, layer.num_prefix_tokens + rows * columns, only_one(model, PatchEmbedding).hidden_dim)

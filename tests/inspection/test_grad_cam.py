@@ -68,7 +68,7 @@ def test_grad_cam_of_inner_layer_of_nested_model():
 def test_grad_cam_refuses_models_without_feature_map():
     vit = tiny.build()
     images = images_for(vit)
-    refuses("GlobalAveragePooling2D.*for a ViT, use gradient_rollout", grad_cam, vit, images)
+    refuses("GlobalAveragePooling2D.*Use gradient_rollout for a ViT", grad_cam, vit, images)
     refuses(r"\(batch, rows, columns, channels\). Received: layer 'block_00'", grad_cam, vit, images, layer="block_00")
     refuses("name of one layer.*'block_9', the name of 0 layers", grad_cam, vit, images, layer="block_9")
     model = bit.build()
