@@ -181,7 +181,7 @@ class Distiller(TrainingWrapper):
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
             raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
-        # `compile` decides by the dtype policy if it scales the loss. The student casts its images itself.
+        # Use the student's dtype policy, because `compile` chooses loss scaling by it. The student casts its images.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.choice("kind", kind, ("hard", "soft"))
         self.alpha = arguments.share("alpha", alpha)
@@ -255,7 +255,7 @@ class Distiller(TrainingWrapper):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if _STEP.get() != "training":
             return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
-        # In a TensorFlow strategy, gradients are summed over the replicas, so losses are divided by their number.
+        # In a TensorFlow strategy, gradients are summed over the replicas, so divide losses by the number of replicas.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas
@@ -289,15 +289,16 @@ def _heads(student):
     Returns None if the student has one head.
     """
     if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
-        raise ValueError(f"Expected the student, not a model nested in it, to have the two heads. Received: {student}")
+        received = f"{student}, which contains a model with two heads. Pass the nested model."
+        raise ValueError(f"Expected `student` to have the two heads itself. Received: {received}")
     distilled = _has_two_heads(student)
     if len(student.outputs) > 1 and not distilled:
         raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
     logits = [student.get_layer(name).output for name in HEADS] if distilled else student.outputs * 2
     output = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
     if output_activation(keras.Model(student.inputs, output)) is None:
-        expected = "`student` to give logits: build it with classifier_activation=None"
-        raise ValueError(f"Expected {expected}. Received: {student.name!r}, which ends in a softmax or sigmoid")
+        received = f"{student.name!r}, which ends in a softmax or sigmoid. Build it with classifier_activation=None."
+        raise ValueError(f"Expected `student` to return logits. Received: {received}")
     return cut_from(student, student.inputs, [*logits, output]) if distilled else None
 
 
@@ -306,7 +307,7 @@ def _has_two_heads(model):
 
 
 def _output(y_pred):
-    """Returns the student's output, given the dict that `call` returns in a step, or the outputs of its heads."""
+    """Returns the student's output. `y_pred` is the output, the outputs of both heads, or the dict from `call`."""
     if isinstance(y_pred, dict):
         return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

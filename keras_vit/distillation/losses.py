@@ -57,8 +57,8 @@ def weighted_loss(base_loss, distillation_loss, alpha: float):
     >>> weighted_loss(2.0, 4.0, 0.25)
     2.5
 
-    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2, which calls alpha lambda. Equation 3
-    has alpha 0.5.
+    Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 2, where alpha is called lambda. In
+    equation 3, alpha is 0.5.
     """
     arguments.share("alpha", alpha)
     for name, value in (("base_loss", base_loss), ("distillation_loss", distillation_loss)):

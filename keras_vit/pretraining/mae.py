@@ -34,8 +34,8 @@ class MAE(MaskedImageModel):
     the backbone with `keras_vit.save_weights(backbone, path)` and load it with `keras_vit.ViT(..., weights=path)`.
 
     Args:
-        backbone: A ViT of this package for a fixed image size. Hybrids are not supported, because their ResNet would
-            process the masked pixels. Relative and rotary positions are not supported.
+        backbone: A ViT of this package for a fixed image size. Hybrids (a ResNet followed by a ViT) are not supported,
+            because their ResNet would process the masked pixels. Relative and rotary positions are not supported.
         mask_ratio: Float in (0, 1), the fraction of masked patches. The number of masked patches is rounded up.
         decoder_num_layers: Int, the number of decoder blocks.
         decoder_hidden_dim: Int, a multiple of 4, the decoder's width. None uses half the encoder's width, rounded up
@@ -76,12 +76,13 @@ class MAE(MaskedImageModel):
         super().__init__(backbone, mask_ratio=mask_ratio, seed=seed, **kwargs)
         encoder = self.encoder
         if encoder.is_hybrid or config_of(backbone).has_positions_in_blocks:
-            expected = "a `backbone` without relative or rotary positions and without a ResNet below its patches"
+            expected = "a `backbone` without relative or rotary positions and without a ResNet before its patches"
             raise ValueError(f"Expected {expected}. Received: model {backbone.name!r}")
         # Add 1e-6, because 1 - 0.9 is slightly below 0.1 in floating point.
         self.num_visible = int(encoder.num_patches * (1 - self.mask_ratio) + 1e-6)
         if not self.num_visible:
-            raise arguments.invalid("mask_ratio", f"at least one visible patch of {encoder.num_patches}", mask_ratio)
+            expected = f"a fraction that leaves at least 1 of {encoder.num_patches} patches visible"
+            raise arguments.invalid("mask_ratio", expected, mask_ratio)
 
         def size(name, value, default=None):
             return arguments.positive_int(f"decoder_{name}", default if value is None else value)

@@ -147,9 +147,9 @@ class MaskedImageModel(TrainingWrapper):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if getattr(self, "loss", None) is not None or sample_weight is not None:
-            expected = f"{type(self).__name__} to be compiled without a loss, and fitted without sample weights"
+            expected = f"{type(self).__name__} to be compiled without a loss and fitted without sample weights"
             raise ValueError(f"Expected {expected}. Received: loss={self.loss!r}, {sample_weight=}")
-        # In a TensorFlow strategy, gradients are summed over the replicas, so losses are divided by their number.
+        # In a TensorFlow strategy, gradients are summed over the replicas, so divide losses by the number of replicas.
         strategy = getattr(self, "distribute_strategy", None)
         replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         # Add the losses of the weight regularizers.

@@ -93,7 +93,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
 
     def colours(self, images):
-        """Returns the classes of the mean colours, int32, of the shape of "prediction" without the last axis."""
+        """Returns the class of each mean colour, int32. It has the shape of "prediction" without the last axis."""
         encoder = self.encoder
         patches = encoder.cut(encoder.normalization.raw_images(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))

@@ -35,7 +35,7 @@ class SimMIM(MaskedImageModel):
     >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
 
     Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in the official code, the loss is divided by the
-    number of masked pixels plus 1e-5, then by the channels. Squares cut off at the edges are an extension.
+    number of masked pixels plus 1e-5, then by the channels. The official code does not cut off squares at the edges.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SimMIM(MaskedImageModel):
         sides = zip(grid, patch_size, self.mask_unit, strict=True)
         squares = math.prod(-(-side * patch // unit) for side, patch, unit in sides)
         if math.ceil(squares * self.mask_ratio - 1e-9) >= squares:
-            expected = f"smaller squares: a mask_ratio of {mask_ratio} hides all {squares} of the image"
+            expected = f"smaller squares, because mask_ratio={mask_ratio} hides all {squares} squares of the image"
             raise arguments.invalid("mask_unit", expected, mask_unit)
         self.add_linear_head(self.encoder.patch_dim, "pixel_head")
 

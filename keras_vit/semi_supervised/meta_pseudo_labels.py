@@ -32,7 +32,7 @@ class MetaTeacher(keras.Model):
 
     @property
     def state(self):
-        """The variables, in the groups that a train step on JAX takes and returns."""
+        """The tuple of lists of variables that a train step on JAX takes and returns."""
         optimizer = [] if self.optimizer is None else self.optimizer.variables
         return self.trainable_variables, self.non_trainable_variables, optimizer, self.metrics_variables
 
@@ -150,12 +150,12 @@ class MetaPseudoLabels(TrainingWrapper):
     ):
         for name, model in (("teacher", teacher), ("student", student)):
             if not isinstance(model, keras.Model) or not model.built or output_activation(model) != "softmax":
-                raise arguments.invalid(name, "a built keras.Model that gives the logits of classes", model)
+                raise arguments.invalid(name, "a built keras.Model that returns logits of classes", model)
         if student is teacher or student.output_shape != teacher.output_shape:
-            expected = f"another model than `teacher`, of its {teacher.output_shape[-1]} classes"
+            expected = f"a separate model with the teacher's {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
         arguments.same_classes(*map(fitting_class_names, (teacher, student)))
-        # `compile` decides by the dtype policy if it scales the loss. The student casts its images itself.
+        # Use the student's dtype policy, because `compile` chooses loss scaling by it. The student casts its images.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
@@ -261,9 +261,9 @@ class MetaPseudoLabels(TrainingWrapper):
         return ops.stop_gradient(ops.mean(cross_entropy(labels, logits)))
 
     def _call(self, state, function, *args):
-        """Calls a function that changes variables; returns its result and the state.
+        """Calls a function that changes variables; returns its result and the new values of the variables.
 
-        On JAX, the function reads and changes the variables in `state`. On other backends, `state` is None.
+        On JAX, `state` contains the variables' values before the call. On other backends, `state` is None.
         """
         if state is None:
             return function(*args), None
@@ -275,7 +275,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
 
     def _teach(self, state, batch):
-        """Trains the teacher, whose variables are at the end of `non_trainable_variables`; returns logs and state."""
+        """Takes a train step of the teacher, whose variables end `non_trainable_variables`; returns logs and state."""
         trainer = self._hidden.trainer
         if state is None:
             logs, _ = _step(trainer.train_step, None, batch)

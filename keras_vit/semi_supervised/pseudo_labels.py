@@ -87,7 +87,7 @@ class PseudoLabels:
                 members = dict(file)
             header = json.loads(members.pop("header").tobytes())
             if header.pop("format") != _FORMAT:
-                raise ValueError("of another format")
+                raise ValueError("the file has another format")
             header |= {key: tuple(header[key]) for key in ("class_names", "class_counts")}
             return cls(**header, **members)
         # Catch all errors, because damaged files make zipfile and NumPy raise nearly any error.
@@ -155,7 +155,7 @@ def pseudo_labels(
     expected = getattr(images, "num_images", len(logits))
     if len(logits) != expected:
         broken = list(getattr(images, "broken", ()))
-        raise arguments.invalid("images", f"a batch for each of the {expected} images; broken: {broken}", len(logits))
+        raise arguments.invalid("images", f"{expected} images; damaged files: {broken}", len(logits))
     if activation is None:
         # The tolerance allows for probabilities in half precision.
         if np.abs(logits.sum(axis=1) - 1).max() > 0.02:
@@ -289,6 +289,7 @@ def _labels(path, teacher, images, labelling):
     here = {name: parameter.default for name, parameter in inspect.signature(pseudo_labels).parameters.items()}
     here |= {**labelling, "sha256": described(teacher)["sha256"]}
     if different := [key for key in here if key in saved and saved[key] != here[key]]:
-        advice = f"Give another `folder`, or delete {str(path.parent.parent)!r} to start over."
-        raise ValueError(f"{str(path)!r} is of another run, with another {' and '.join(different)}. {advice}")
+        received = f"labels of a run with another {' and '.join(different)}"
+        advice = f"Pass another `folder`, or delete {str(path.parent.parent)!r} to start over."
+        raise ValueError(f"Expected the labels of this run in {str(path)!r}. Received: {received}. {advice}")
     return labels

@@ -254,9 +254,9 @@ def test_bad_arguments():
     refuses("`teacher` with the student's classes in the same order, .'a'.*Received: .'e'", Distiller, *named)
     inputs = keras.Input((6, 6, 3))
     for wrong, message in (
-        (linear_student(activation="softmax"), "`student` to give logits"),
-        (deit(classifier_activation="softmax"), "`student` to give logits"),
-        (keras.Sequential([inputs, deit()]), "not a model nested in it"),
+        (linear_student(activation="softmax"), "`student` to return logits"),
+        (deit(classifier_activation="softmax"), "`student` to return logits"),
+        (keras.Sequential([inputs, deit()]), "Pass the nested model"),
         (keras.Sequential([keras.layers.Dense(5)]), "`student`. Expected a functional or sequential"),
         (keras.Model(inputs, [student(inputs), student(inputs)]), "`student` to have one output. Received: 2"),
     ):

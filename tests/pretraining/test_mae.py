@@ -108,5 +108,5 @@ def test_decoder_size_follows_the_encoder_by_default():
 def test_unsupported_backbones_and_ratios():
     for changes in ({"position_embedding": "relative"}, {"rotary_embedding": "axial"}):
         refuses("without relative or rotary positions", MAE, tiny.build(**changes))
-    refuses("without a ResNet below", MAE, tiny.build(stages=(), width_factor=0.5, image_size=32, patch_size=2))
-    refuses("at least one visible patch of 16. Received: 0.95", MAE, tiny.build(), mask_ratio=0.95)
+    refuses("without a ResNet before", MAE, tiny.build(stages=(), width_factor=0.5, image_size=32, patch_size=2))
+    refuses("leaves at least 1 of 16 patches visible. Received: 0.95", MAE, tiny.build(), mask_ratio=0.95)

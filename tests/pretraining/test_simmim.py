@@ -65,7 +65,7 @@ def test_default_mask_unit_fits_the_image(image_size, patch_size, unit):
 
 def test_mask_unit_is_whole_patches_but_not_the_image():
     for options in ({"mask_unit": 16}, {"mask_unit": 8, "mask_ratio": 0.8}):
-        refuses("`mask_unit`. Expected smaller squares: .* hides all", SimMIM, tiny.build(), **options)
+        refuses("`mask_unit`. Expected smaller squares, .* hides all", SimMIM, tiny.build(), **options)
     expected = "`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"
     refuses(expected, SimMIM, tiny.build(), mask_unit=6)
     assert SimMIM(tiny.build(), mask_unit=(4, 8)).mask_unit == (4, 8)

@@ -221,10 +221,10 @@ def test_bad_arguments():
 
 def test_mismatched_models_batches_and_optimizers():
     model = linear()
-    refuses("`student`.*another model", MetaPseudoLabels, model, model)
+    refuses("`student`.*a separate model", MetaPseudoLabels, model, model)
     two, probable = (keras.Sequential([keras.Input((3,)), keras.layers.Dense(*o)]) for o in ((2,), (3, "softmax")))
-    refuses("`student`.*of its 3 classes", MetaPseudoLabels, model, two)
-    refuses("`teacher`.*gives the logits", MetaPseudoLabels, probable, model)
+    refuses("`student`.*the teacher's 3 classes", MetaPseudoLabels, model, two)
+    refuses("`teacher`.*returns logits", MetaPseudoLabels, probable, model)
     named = [tiny.build(class_names=list(names)) for names in ("abcde", "edcba")]
     refuses("`teacher` with the student's classes in the same order, .'e'.*Received: .'a'", MetaPseudoLabels, *named)
     trainer = trainer_of(model, linear(seed=1))
