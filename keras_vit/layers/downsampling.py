@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.initializers import FanOutNormal
+from keras_vit.layers.kernels import pad_sides
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 
 
@@ -23,10 +24,7 @@ class MaxPooling2D(keras.layers.MaxPooling2D):
         for size, window, stride in zip(images.shape[1:3], self.pool_size, self.strides, strict=True):
             total = max(window - (size % stride or stride), 0)
             sides.append((total // 2, total - total // 2))
-        from torch.nn import functional  # noqa: TID251
-
-        # PyTorch cannot compile `ops.pad` in one graph. The function `pad` of PyTorch takes the last axis first.
-        images = functional.pad(images, (0, 0, *sides[1], *sides[0]), value=-math.inf)
+        images = pad_sides(images, *sides, value=-math.inf)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
 
 
@@ -52,5 +50,5 @@ def convolve(layer, images):
     """Calls a layer that `conv` returned. If the layer has symmetric padding, first pads all four sides equally."""
     if layer.padding == "valid":
         side = (layer.kernel_size[0] // 2,) * 2
-        images = ops.pad(images, ((0, 0), side, side, (0, 0)))
+        images = pad_sides(images, side, side)
     return layer(images)

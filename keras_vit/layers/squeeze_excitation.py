@@ -36,6 +36,7 @@ class SqueezeExcitation(Layer):
         channels = images_shape[-1]
         pooling = {"data_format": "channels_last", "keepdims": True, "name": "mean", **self.inherited}
         self.mean = keras.layers.GlobalAveragePooling2D(**pooling)
+        self.mean.build(images_shape)
         self.reduce = Dense(self.reduced_dim, activation=self.activation, name="reduce", **self._dense_options())
         self.expand = Dense(channels, activation="sigmoid", name="expand", **self._dense_options())
         self.reduce.build((None, 1, 1, channels))

@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers.base import Layer
+from keras_vit.layers.kernels import pad_sides
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -39,7 +40,7 @@ class SymmetricMaxPooling2D(Layer):
         if keras.backend.backend() != "torch":
             # TensorFlow's max pooling ignores NaN on CPUs. Replace NaN by infinity, which stays in the output.
             images = ops.where(ops.isnan(images), math.inf, images)
-        images = ops.pad(images, ((0, 0), side, side, (0, 0)), constant_values=value)
+        images = pad_sides(images, side, side, value)
         return ops.max_pool(images, self.pool_size, self.strides, padding="valid", data_format="channels_last")
 
     def compute_output_shape(self, images_shape):

@@ -4,6 +4,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.layers import initializers
 from keras_vit.layers.base import Layer
+from keras_vit.layers.kernels import pad_sides
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -87,7 +88,7 @@ class StandardizedConv2D(Layer):
         if self.padding == "symmetric" and self.strides != (1, 1):
             vertical, horizontal = (size // 2 for size in self.kernel_size)
             if vertical or horizontal:
-                images = ops.pad(images, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+                images = pad_sides(images, (vertical, vertical), (horizontal, horizontal))
             padding = "valid"
         kernel = ops.cast(self.standardized_kernel(), self.compute_dtype)
         return ops.conv(images, kernel, strides=self.strides, padding=padding, data_format="channels_last")
