@@ -392,7 +392,6 @@ def main(argv=None):
     except KeyboardInterrupt:
         advice = "; run the same command to continue" if args.run is _train else ""
         _print(f"keras-vit: stopped{advice}.", sys.stderr)
-        # Shells use this status for a process that Ctrl-C ended.
         return 130
     return 0
 
