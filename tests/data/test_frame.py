@@ -197,5 +197,5 @@ def test_error_names_missing_or_broken_files(folder, tmp_path):
         make({"path": [PATHS[0], "nowhere.jpg"], "label": [0, 1]}, folder)
     not_found("none.csv', which does not exist", from_dataframe, tmp_path / "none.csv")
     (tmp_path / "a.jpg").write_bytes(b"text")
-    with pytest.raises(ValueError, match="images that can be decoded. Received: 2 broken images. .*a.jpg: .*no image"):
+    with pytest.raises(ValueError, match="images that can be decoded. Received: 2 broken images. .*a.jpg: .*identify"):
         make({"path": ["a.jpg", "a.jpg"], "label": [0, 1]}, tmp_path)

@@ -37,7 +37,7 @@ def test_read_pixels_from_path_or_bytes_matches_pillow(tmp_path):
             np.testing.assert_array_equal(color, np.asarray(picture.convert("RGB")))
             np.testing.assert_array_equal(gray[..., 0], np.asarray(picture.convert("L")))
         assert color.dtype == gray.dtype == np.uint8 and gray.shape[2] == 1
-    refuses("Cannot read '9 bytes': it is no image", read_pixels, b"no image.")
+    refuses("Cannot read '9 bytes'. It is damaged, or Pillow does not support it", read_pixels, b"no image.")
     refuses("1, 3 or 4 channels. Received: 2", read_pixels, file, channels=2)
 
 
