@@ -40,7 +40,7 @@ def test_mistakes_come_from_batches_in_pixels():
 @pytest.mark.parametrize("options", [{"task": "multi_label"}, {"task": "regression"}, {"num_classes": 1}])
 def test_report_refuses_models_without_exclusive_classes(options):
     model = build(**{"num_classes": 3, **options})
-    refuses("Expected a (classifier|model) of", classification_report, model, (IMAGES / 255, np.zeros(5, int)))
+    refuses("Expected a (classifier|model of)", classification_report, model, (IMAGES / 255, np.zeros(5, int)))
 
 
 def test_confusion_matrix_is_written_and_plotted(tmp_path):

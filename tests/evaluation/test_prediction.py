@@ -92,7 +92,7 @@ def test_predict_refuses_dataset_with_broken_image(tmp_path):
     assert all(predict(model, data, tta=tta, verbose=0).shape == (3, 5) for tta in (None, "flip"))
     (tmp_path / "1.png").write_text("no image")
     data = keras_vit.data.from_dataframe(table, **options)
-    refuses(r"3 images.*Received: 2 images.*damaged files: .*1\.png", predict, model, data, verbose=0)
+    refuses(r"3 images.*Received: 2 images.*broken: .*1\.png", predict, model, data, verbose=0)
 
 
 def test_ensemble_of_arrays_is_weighted_mean():

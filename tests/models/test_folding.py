@@ -102,8 +102,8 @@ def with_another_reader():
     [
         (build, "include_preprocessing=True, and not folded yet. Received: model 'vit_B16' with apply=False"),
         (lambda: keras_vit.fold_preprocessing(build(**RAW)), "apply=True, folded=True"),
-        (lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW), "where root_conv reads"),
-        (with_another_reader, "where mean_color reads them too"),
+        (lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW), "in which root_conv reads"),
+        (with_another_reader, "in which mean_color reads them too"),
         (lambda: build(**RAW, dtype="mixed_bfloat16"), "and a patch embedding in bfloat16"),
         (with_lora_in_another_layer, "whose config describes all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass the layer: model.get_layer"),

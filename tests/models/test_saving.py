@@ -19,7 +19,7 @@ NOT_WRITTEN = [
     ("timm.safetensors", {}, "activation='gelu'"),
     ("timm", {}, "settings that no architecture of timm has.* Write a state dict: a path that ends in .safetensors"),
     ("timm", {**TEST_VIT, "num_layers": 5}, "The nearest, test_vit, differs in num_layers=5 .6 in timm.*"),
-    ("timm", {**TEST_VIT, "position_embedding": "sincos2d"}, "position_embedding='sincos2d', which is 'learned'"),
+    ("timm", {**TEST_VIT, "position_embedding": "sincos2d"}, "position_embedding='sincos2d' .'learned' in timm."),
     ("timm", {**TEST_VIT, "image_size": (None, None)}, "position_interpolation='linear'"),
     ("timm.safetensors", {"activation": "gelu", "norm_before_blocks": True}, "norm_before_blocks=True"),
     ("timm.safetensors", {"projection_dim": 8}, "cannot store 1 weights"),

@@ -13,7 +13,7 @@ from tests.errors import not_found, refuses
 from tests.tiny import build, randomize
 
 PREDICTIONS = [[("1", "dog", 0.75), ("0", "cat", 0.25)], []]
-REFUSED = [("id,image\n1,2\n", None, r"'path'.*--path-column.*\['id', 'image'\]"), ("image\n", None, "no rows")]
+REFUSED = [("id,image\n1,2\n", None, r"'path'.*\['id', 'image'\].*--path-column"), ("image\n", None, "no rows")]
 REFUSED += [("image,x\nimages/b.png,1\n,2\n", "image", "row 2"), ("", None, "'path'")]
 REFUSED += [('image\n"open', None, "UTF-8")]
 

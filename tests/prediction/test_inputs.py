@@ -58,7 +58,7 @@ def test_range_is_checked_behind_augmentation_layers():
 
 @pytest.mark.parametrize("options", [{}, {"preprocessing": IMAGENET}])
 def test_raw_images_are_refused_if_the_model_does_not_scale(options):
-    refuses("Received: values from 0 to 255. keras_vit.preprocess_input", check_values, build(**options), raw())
+    refuses("values from 0 to 255. Scale them by keras_vit.preprocess_input", check_values, build(**options), raw())
     assert "scaled to 0..1" in check_values(build(**options), raw() / 255)
 
 
