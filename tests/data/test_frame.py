@@ -3,7 +3,7 @@ import shutil
 import numpy as np
 import pytest
 
-from keras_vit.data import Policy, from_dataframe
+from keras_vit.data import Policy, from_dataframe, from_directory
 from tests.data.images import write_classes
 from tests.errors import not_found, refuses
 
@@ -55,8 +55,7 @@ def test_integer_named_and_multi_hot_labels(folder):
     def of(column, **options):
         return make({"path": PATHS, "label": column}, folder, **options)
 
-    one_hot = next(iter(of([0, 2, 1, 0, 0, 2], num_classes=4, labels="one_hot")))[1].numpy()
-    assert one_hot[1].tolist() == [0, 0, 1, 0]
+    assert next(iter(of([0, 2, 1, 0, 0, 2], num_classes=4, labels="one_hot")))[1].numpy()[1].tolist() == [0, 0, 1, 0]
     assert labels(of(NAMES, class_names=["dog", "cat"])) == [1, 0] * 3
     multi = of(["cat dog", "", None, "dog", "bird", float("nan")], label_separator=" ")
     assert multi.class_names == ["bird", "cat", "dog"]
@@ -130,8 +129,7 @@ def test_numbers_need_class_names_unless_counted_from_0(folder, column):
     refuses("labels counted from 0|labels='float' for regression targets", make, table, folder)
     names = sorted(set(column))
     data = make(table, folder, class_names=names)
-    assert labels(data) == [names.index(value) for value in column]
-    assert data.class_names == [str(name) for name in names]
+    assert labels(data) == [names.index(value) for value in column] and data.class_names == [*map(str, names)]
 
 
 def test_labels_counted_from_1_cause_warning(folder, caplog):
@@ -151,7 +149,10 @@ def test_csv_cells_are_text_with_quotes_and_no_missing_values(folder, tmp_path):
     assert data.class_names == sorted(names) and labels(data) == [sorted(names).index(name) for name in names]
 
 
-def test_numbers_with_leading_zeros_are_names(folder):
+def test_numbers_with_leading_zeros_are_names(folder, tmp_path):
+    for i, path in enumerate(write_classes(tmp_path, 6, num_classes=3)[:3]):
+        path.parent.rename(tmp_path / ["001", "003", "010"][i])
+    assert from_directory(tmp_path, image_size=8).class_names == ["001", "003", "010"]
     data = make({"path": PATHS, "label": ["001", "003", "010", "001", "003", "010"]}, folder)
     assert data.class_names == ["001", "003", "010"] and labels(data) == [0, 1, 2] * 2
     assert make({"path": PATHS, "label": ["1", "0", "2"] * 2}, folder).class_names == ["0", "1", "2"]
