@@ -97,6 +97,6 @@ def test_readme_accuracies_equal_the_results():
     assert "version 0.1 reached a test accuracy of 0.9985" in WORDS
     rows = result("readme")["rows"]
     assert [row["backend"] for row in rows] == ["jax", "tensorflow", "torch"]
-    accuracies = [row["accuracy"] for row in rows]
-    assert {f"{accuracy:.2f}" for accuracy in accuracies} == {"0.95"} and "a validation accuracy of 0.95" in WORDS
+    low, *_, high = sorted(row["accuracy"] for row in rows)
+    assert low >= 0.95 and f"a validation accuracy of {low:.2f} to {high:.2f} on the three backends" in WORDS
     assert f"within {max(row['cpu_seconds'] for row in rows):.0f} s of CPU time" in WORDS
