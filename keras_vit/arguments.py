@@ -269,11 +269,10 @@ def names_differ(names, others):
     return all(part and part != [str(i) for i in range(len(part))] for part in (names, others))
 
 
-def same_classes(teacher_names, student_names):
-    """Raises if the class names of a teacher and a student differ."""
-    if names_differ(teacher_names, student_names):
-        expected = f"the student's classes in the same order, {list(student_names)[:5]} ..."
-        raise ValueError(f"Expected a `teacher` with {expected} Received: {list(teacher_names)[:5]} ...")
+def same_classes(name, names, others, owner):
+    """Raises if the class names of the argument `name` differ from the names `others`, which `owner` describes."""
+    if names_differ(names, others):
+        raise invalid(name, f"{owner}'s classes in the same order, {list(others)[:5]} ...", list(names)[:5])
 
 
 def record(kind, values):

@@ -349,8 +349,8 @@ def gpu_ratios():
         own = ours.get((row["backend"], row["task"], "keras_vit" + " compiled" * row["name"].endswith("compiled")))
         if own and "keras_vit" not in row["name"]:
             turns = [mine / other for mine, other in zip(own, row["samples"], strict=False)]
-            text = f"{statistics.median(turns):.2f} ({min(turns):.2f} to {max(turns):.2f})".replace(" ", "&nbsp;")
-            ratios.setdefault((row["backend"], row["name"]), {}).setdefault(row["task"], text)
+            found = {"median": statistics.median(turns), "low": min(turns), "high": max(turns), "coverage": 1}
+            ratios.setdefault((row["backend"], row["name"]), {}).setdefault(row["task"], ratio(found))
     return ratios
 
 

@@ -100,9 +100,8 @@ def with_pseudo_labels(
     arguments.rate("label_smoothing", label_smoothing)
     for name, data in (("labelled", labelled), ("pseudo_labelled", pseudo_labelled)):
         _check_parts(name, data, 2)
-    names = [list(getattr(data, "class_names", ())) for data in (labelled, pseudo_labelled)]
-    if arguments.names_differ(*names):
-        raise arguments.invalid("pseudo_labelled", f"the classes of `labelled`, {names[0][:5]} ...", names[1][:5])
+    names = (getattr(data, "class_names", ()) for data in (pseudo_labelled, labelled))
+    arguments.same_classes("pseudo_labelled", *names, "`labelled`")
 
     def per_class(labels, smoothed):
         if labels.shape.rank == 1:

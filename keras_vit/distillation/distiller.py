@@ -198,7 +198,7 @@ class Distiller(TrainingWrapper):
         if outputs and outputs[0].shape[-1] != self.num_classes:
             expected = f"Expected `teacher` to have the student's {self.num_classes} classes"
             raise ValueError(f"{expected}. Received: {outputs[0].shape[-1]} classes")
-        arguments.same_classes(*map(fitting_class_names, (teacher.model, student)))
+        arguments.same_classes("teacher", *map(fitting_class_names, (teacher.model, student)), "`student`")
         self._distillation = HardDistillation() if kind == "hard" else SoftDistillation(self.temperature)
         self._loss_trackers = [keras.metrics.Mean(name=name) for name in ("class_loss", "distillation_loss")]
         names = ("class", "distillation") if heads else ()

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.initializers import FanOutNormal
-from keras_vit.layers.kernels import pad_sides
+from keras_vit.layers.padding import pad_sides
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 
 

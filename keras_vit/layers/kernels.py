@@ -1,4 +1,4 @@
-"""The backend's fastest kernels for attention and dense layers, and a padding that PyTorch compiles."""
+"""Attention and dense products, computed in the fastest way of each backend."""
 
 import contextlib
 import functools
@@ -9,16 +9,6 @@ from keras import ops
 
 # If there are more than _LONG tokens (724 x 724 pixels in patches of 16), attention computes _SLICE queries at a time.
 _LONG, _SLICE = 2048, 512
-
-
-def pad_sides(images, vertical, horizontal, value=0.0):
-    """Pads images of (batch, height, width, channels) by (above, below) and (left, right) pixels."""
-    if keras.backend.backend() != "torch" or isinstance(images, keras.KerasTensor):
-        return ops.pad(images, ((0, 0), vertical, horizontal, (0, 0)), constant_values=value)
-    from torch.nn import functional
-
-    # PyTorch cannot compile `ops.pad` in one graph. Its own function takes the padding of the last axis first.
-    return functional.pad(images, (0, 0, *horizontal, *vertical), value=value)
 
 
 def dense(x, kernel, bias=None):

@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers.base import Layer
-from keras_vit.layers.kernels import pad_sides
+from keras_vit.layers.padding import pad_sides
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -214,7 +214,8 @@ class Family:
         options = (*self.connect.__kwdefaults__, "name", "dtype")
         for name, value in given.items():
             if name not in fields and name not in options:
-                raise _unknown(name, value, function or self.builder, {*fields, *options})
+                known = {*fields, *options, *(["weights"] if self.sources else [])}
+                raise _unknown(name, value, function or self.builder, known)
         if isinstance(given.get("pooling"), str) and given["pooling"] in _POOLINGS:
             meant = _POOLINGS[given["pooling"]]
             hint = f'Did you mean "{meant}"?' if meant else "No layer of this package pools the maximum."
@@ -346,14 +347,14 @@ def cut_from(model, inputs, outputs, **kwargs):
 
 
 def _unknown(name, value, function, known):
-    meant, hint = _TRANSLATIONS.get(name), arguments.nearest(name, known)
+    meant = _TRANSLATIONS.get(name)
     # Suggest an argument only if this family has it.
-    if meant and ("=" not in meant or meant.partition("=")[0] in {*known, "weights"}):
+    if meant and ("=" not in meant or meant.partition("=")[0] in known):
         hint = f". Use {meant}"
-    elif meant and f"{name}s" not in known:
-        # This family does not have the argument, and a similar name would mean something else.
-        hint = ""
-    hint = hint or f". See help(keras_vit.{function}) and the fields of its config"
+    else:
+        # A word of another library may resemble an unrelated argument, so suggest only an argument that contains it.
+        hint = arguments.nearest(name, known if meant is None else [each for each in known if name in each])
+        hint = hint or f". See help(keras_vit.{function}) and the fields of its config"
     return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")
 
 

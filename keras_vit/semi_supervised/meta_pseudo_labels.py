@@ -154,7 +154,7 @@ class MetaPseudoLabels(TrainingWrapper):
         if student is teacher or student.output_shape != teacher.output_shape:
             expected = f"a separate model with the teacher's {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
-        arguments.same_classes(*map(fitting_class_names, (teacher, student)))
+        arguments.same_classes("teacher", *map(fitting_class_names, (teacher, student)), "`student`")
         # Use the student's dtype policy, because `compile` chooses loss scaling by it. The student casts its images.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)

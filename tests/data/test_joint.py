@@ -100,4 +100,4 @@ def test_joint_datasets_refuse_other_batches():
         refuses("`(labelled|pseudo_labelled|augmented|ratio|label_smoothing)`", bad)
     parts = of([0, 1], 2), of([0, 1], 2)
     parts[0].class_names, parts[1].class_names = ["a", "b"], ["b", "a"]
-    refuses("`pseudo_labelled`. Expected the classes of `labelled`", data.with_pseudo_labels, *parts, num_classes=2)
+    refuses("`pseudo_labelled`. Expected `labelled`'s classes", data.with_pseudo_labels, *parts, num_classes=2)

@@ -251,7 +251,7 @@ def test_bad_arguments():
         refuses(f"`{name}`.*Expected.*Received", Distiller, student, teacher, **{name: value})
     refuses("the student's 5 classes. Received: 7", Distiller, student, conv_teacher(num_classes=7))
     named = [tiny.build(class_names=list(names)) for names in ("abcde", "edcba")]
-    refuses("`teacher` with the student's classes in the same order, .'a'.*Received: .'e'", Distiller, *named)
+    refuses("`teacher`. Expected `student`'s classes in the same order, .'a'.*Received: .'e'", Distiller, *named)
     inputs = keras.Input((6, 6, 3))
     for wrong, message in (
         (linear_student(activation="softmax"), "`student` to return logits"),

@@ -226,7 +226,7 @@ def test_mismatched_models_batches_and_optimizers():
     refuses("`student`.*the teacher's 3 classes", MetaPseudoLabels, model, two)
     refuses("`teacher`.*returns logits", MetaPseudoLabels, probable, model)
     named = [tiny.build(class_names=list(names)) for names in ("abcde", "edcba")]
-    refuses("`teacher` with the student's classes in the same order, .'e'.*Received: .'a'", MetaPseudoLabels, *named)
+    refuses("`teacher`. Expected `student`'s classes in the same order, .'e'.*Received: .'a'", MetaPseudoLabels, *named)
     trainer = trainer_of(model, linear(seed=1))
     for x, y in ((X, Y), ((X, X), Y), ((X, X, X), ONE_HOT)):
         refuses(r"\(\(images, unlabelled, augmented\), labels\)", trainer.train_on_batch, x, y)

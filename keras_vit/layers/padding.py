@@ -1,0 +1,12 @@
+import keras
+from keras import ops
+
+
+def pad_sides(images, vertical, horizontal, value=0.0):
+    """Pads images of (batch, height, width, channels) by (above, below) and (left, right) pixels."""
+    if keras.backend.backend() != "torch" or isinstance(images, keras.KerasTensor):
+        return ops.pad(images, ((0, 0), vertical, horizontal, (0, 0)), constant_values=value)
+    from torch.nn import functional
+
+    # PyTorch cannot compile `ops.pad` in one graph. Its own function takes the padding of the last axis first.
+    return functional.pad(images, (0, 0, *horizontal, *vertical), value=value)
