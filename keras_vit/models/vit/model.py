@@ -66,8 +66,8 @@ def ViT(
         weights: Path of a checkpoint, or model name on a hub (see `load_weights`), or tag of a published checkpoint to
             download, such as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit"
             reports what was loaded.
-        num_classes, image_size, in_channels, pooling, task, class_names, preprocessing, include_preprocessing,
-            classifier_activation, token_merging: As in `keras_vit.ViTConfig`.
+        num_classes, image_size, in_channels, pooling, task: As in `keras_vit.ViTConfig`.
+        class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Likewise.
         dropout_rate: Float in [0, 1), the dropout after the position embeddings, the attention and each MLP layer.
         attention_dropout_rate: Float in [0, 1), the dropout of the attention weights.
         drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in
