@@ -108,10 +108,11 @@ class MBConv(CompositeLayer):
         hidden_shape = (*images_shape[:-1], self.hidden_dim)
         self.pre_norm.build(images_shape)
         self.expand.build(images_shape)
-        for layer in (self.expand_norm, self.depthwise, self.depthwise_norm, self.se, self.project):
+        for layer in (self.expand_norm, self.depthwise, self.depthwise_norm, self.se, self.project, self.drop_path):
             layer.build(hidden_shape)
-        if self.shortcut is not None:
-            self.shortcut.build(images_shape)
+        for layer in (self.pool, self.down, self.shortcut):
+            if layer is not None:
+                layer.build(images_shape)
         self.restore_changes()
 
     def dense_layers(self):

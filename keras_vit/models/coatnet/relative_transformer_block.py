@@ -104,7 +104,10 @@ class RelativeTransformerBlock(CompositeLayer):
                 self.units, use_bias=self.shortcut_bias, kernel_initializer=init, name="shortcut", **self.inherited
             )
             self.shortcut.build(images_shape)
-        for layer in (self.norm_2, self.mlp, self.layer_scale_1, self.layer_scale_2):
+        if self.pool is not None:
+            self.pool.build(images_shape)
+        branches = (self.layer_scale_1, self.layer_scale_2, self.drop_path_1, self.drop_path_2)
+        for layer in (self.norm_2, self.mlp, *branches):
             if layer is not None:
                 layer.build(inside)
         self.restore_changes()

@@ -100,7 +100,8 @@ class InvertedBottleneck(CompositeLayer):
         self.project_norm = batch_norm("project_norm", self.epsilon, **self.inherited)
         for layer in (self.depthwise_conv, self.depthwise_norm, self.squeeze_excitation, self.project_conv):
             layer.build(shape)
-        self.project_norm.build((None, None, None, self.filters))
+        for layer in (self.project_norm, self.drop_path):
+            layer.build((None, None, None, self.filters))
         self.input_spec = keras.layers.InputSpec(ndim=4, axes={-1: channels})
         self.restore_changes()
 

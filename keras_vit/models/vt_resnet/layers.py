@@ -182,6 +182,8 @@ class TokenTransformer(CompositeLayer):
         self.query = projection("query", token_dim, key_dim, key_dim**-0.25, **self.inherited)
         self.dense_1 = projection("dense_1", token_dim, token_dim, **self.inherited)
         self.dense_2 = projection("dense_2", token_dim, token_dim, **self.inherited)
+        for layer in (self.drop_path_1, self.drop_path_2):
+            layer.build(tokens_shape)
         self.restore_changes()
 
     def dense_layers(self):
@@ -229,6 +231,7 @@ class TokenProjector(CompositeLayer):
         self.query = projection("query", channels, key_dim, key_dim**-0.25, **self.inherited)
         self.key = projection("key", token_dim, key_dim, key_dim**-0.25, **self.inherited)
         self.value = None if token_dim == channels else projection("value", token_dim, channels, **self.inherited)
+        self.drop_path.build(feature_map_shape)
         self.restore_changes()
 
     def dense_layers(self):

@@ -66,6 +66,7 @@ class ResNetBlock(Layer):
             layer.build(shape)
             shape = (*shape[:3], layer.filters)
             norm.build(shape)
+        self.drop_path.build(shape)
         if self.strides > 1 or images_shape[-1] != shape[-1]:
             self.conv_proj = self._conv("conv_proj", shape[-1], 1, self.strides)
             self.conv_proj.build(images_shape)
