@@ -10,3 +10,14 @@ def pad_sides(images, vertical, horizontal, value=0.0):
 
     # PyTorch cannot compile `ops.pad` in one graph. Its own function takes the padding of the last axis first.
     return functional.pad(images, (0, 0, *horizontal, *vertical), value=value)
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class ZeroPadding2D(keras.layers.ZeroPadding2D):
+    """`keras.layers.ZeroPadding2D` for images of (batch, height, width, channels), in one graph with other layers."""
+
+    def __init__(self, padding, **kwargs):
+        super().__init__(padding, **{"data_format": "channels_last", **kwargs})
+
+    def call(self, images):
+        return pad_sides(images, *self.padding)

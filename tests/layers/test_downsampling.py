@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_vit.layers.downsampling import MaxPooling2D
+from keras_vit.layers.padding import ZeroPadding2D
 
 
 @pytest.mark.parametrize("side", [(7, 8), (2, 1)])
@@ -12,6 +13,13 @@ def test_max_pooling_equals_that_of_keras(side, pool_size):
     options = {"strides": 2, "padding": "same", "data_format": "channels_last"}
     ours, theirs = (kind(pool_size, **options) for kind in (MaxPooling2D, keras.layers.MaxPooling2D))
     np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
+
+
+def test_zero_padding_equals_that_of_keras():
+    images, options = np.ones((2, 3, 4, 2), "float32"), {"padding": ((1, 2), (0, 3)), "data_format": "channels_last"}
+    ours, theirs = (kind(**options) for kind in (ZeroPadding2D, keras.layers.ZeroPadding2D))
+    np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
+    assert ours.compute_output_shape(images.shape) == (2, 6, 7, 2)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@ import keras
 from keras_vit import activations, arguments
 from keras_vit.config import PADDINGS
 from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.downsampling import conv, convolve, pooling
 from keras_vit.layers.drop_path import DropPath
@@ -75,7 +76,7 @@ class MBConv(CompositeLayer):
         self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.seed = seed
         self.pre_norm, self.expand_norm, self.depthwise_norm = (
-            keras.layers.BatchNormalization(momentum=0.9, epsilon=epsilon, name=name, **self.inherited)
+            BatchNorm(momentum=0.9, epsilon=epsilon, name=name, **self.inherited)
             for name in ("pre_norm", "expand_norm", "depthwise_norm")
         )
         self.expand = self._dense("expand", hidden_dim, use_bias=False)

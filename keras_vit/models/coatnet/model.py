@@ -6,6 +6,7 @@ import keras
 
 from keras_vit import activations
 from keras_vit.layers.downsampling import conv
+from keras_vit.layers.padding import ZeroPadding2D
 from keras_vit.models.coatnet import checkpoint
 from keras_vit.models.coatnet.config import EXPANSION, CoAtNetConfig
 from keras_vit.models.coatnet.mbconv import MBConv
@@ -23,7 +24,7 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     first, second = config.stem_widths
     x = images
     if config.padding == "symmetric":
-        x = keras.layers.ZeroPadding2D(1, data_format="channels_last", name="stem_padding")(x)
+        x = ZeroPadding2D(1, name="stem_padding")(x)
     x = conv(keras.layers.Conv2D, 3, 2, config.padding, filters=first, name="stem_conv")(x)
     x = norm_layer("batch", config.batch_norm_epsilon, "stem_norm")(x)
     x = keras.layers.Activation(activations.get(config.conv_activation), name="stem_activation")(x)

@@ -4,6 +4,7 @@ from keras_vit import arguments
 from keras_vit.config import PADDINGS
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.downsampling import pooling
 from keras_vit.layers.drop_path import DropPath
@@ -142,5 +143,5 @@ class RelativeTransformerBlock(CompositeLayer):
 def norm_layer(kind, epsilon, name, **options):
     """Returns a batch normalization if `kind` is "batch", else a layer normalization, over the channels."""
     if kind == "batch":
-        return keras.layers.BatchNormalization(momentum=0.9, epsilon=epsilon, name=name, **options)
+        return BatchNorm(momentum=0.9, epsilon=epsilon, name=name, **options)
     return keras.layers.LayerNormalization(epsilon=epsilon, name=name, **options)

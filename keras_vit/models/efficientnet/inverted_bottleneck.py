@@ -6,6 +6,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.config import PADDINGS
 from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
@@ -16,7 +17,7 @@ MOMENTUM = 0.99
 
 def batch_norm(name, epsilon, **kwargs):
     """Returns a layer of batch normalization over the channels, with EfficientNet's momentum."""
-    return keras.layers.BatchNormalization(axis=-1, momentum=MOMENTUM, epsilon=epsilon, name=name, **kwargs)
+    return BatchNorm(momentum=MOMENTUM, epsilon=epsilon, name=name, **kwargs)
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_vit.layers.downsampling import conv
+from keras_vit.layers.padding import ZeroPadding2D
 from keras_vit.models.efficientnet import checkpoint, names
 from keras_vit.models.efficientnet.config import EfficientNetConfig
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck, batch_norm
@@ -16,7 +17,7 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.2, drop_path_ra
     """Adds the layers of an `EfficientNetConfig` to a functional graph; returns the outputs."""
     x = images
     if config.padding == "symmetric":
-        x = keras.layers.ZeroPadding2D(1, data_format="channels_last", name="stem_pad")(x)
+        x = ZeroPadding2D(1, name="stem_pad")(x)
     x = conv(keras.layers.Conv2D, 3, 2, config.padding, filters=config.widths[0], name="stem_conv")(x)
     x = batch_norm("stem_norm", config.batch_norm_epsilon)(x)
     x = keras.layers.Activation("silu", name="stem_activation")(x)

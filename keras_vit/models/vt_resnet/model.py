@@ -4,7 +4,9 @@ from typing import Any
 
 import keras
 
+from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv
+from keras_vit.layers.padding import ZeroPadding2D
 from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 from keras_vit.models.family import Family, FamilyModel, build, dense_head, takes, usual_arguments
 from keras_vit.models.vt_resnet.config import VTResNetConfig
@@ -14,9 +16,9 @@ from keras_vit.models.vt_resnet.resnet_block import NORM, ResNetBlock
 
 def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_rate=0.0):
     """Adds the layers of a `VTResNetConfig` to a functional graph; returns the outputs."""
-    x = keras.layers.ZeroPadding2D(3, data_format="channels_last", name="root_padding")(images)
+    x = ZeroPadding2D(3, name="root_padding")(images)
     x = conv(keras.layers.Conv2D, 7, 2, "symmetric", filters=config.width, name="root_conv")(x)
-    x = keras.layers.BatchNormalization(name="root_norm", **NORM)(x)
+    x = BatchNorm(name="root_norm", **NORM)(x)
     x = keras.layers.Activation("relu", name="root_relu")(x)
     x = SymmetricMaxPooling2D(3, 2, name="root_pool")(x)
     names = iter(config.block_names)

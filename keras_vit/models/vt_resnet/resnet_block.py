@@ -3,6 +3,7 @@ from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers.base import Layer
+from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
 
@@ -58,7 +59,7 @@ class ResNetBlock(Layer):
         return conv(keras.layers.Conv2D, kernel_size, strides, "symmetric", **options)
 
     def _norm(self, name):
-        return keras.layers.BatchNormalization(name=name, **NORM, **self.inherited)
+        return BatchNorm(name=name, **NORM, **self.inherited)
 
     def build(self, images_shape):
         shape = images_shape

@@ -1,0 +1,21 @@
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_vit")
+class BatchNorm(keras.layers.BatchNormalization):
+    """Keras' batch normalization over the last axis, which PyTorch can compile as a part of one graph in training.
+
+    Keras passes its axes to PyTorch as a tracked list, which breaks the graph.
+    """
+
+    def call(self, inputs, training=None):
+        if not (training and self.trainable):
+            return super().call(inputs)
+        x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        mean, variance = ops.moments(x, axes=tuple(range(len(x.shape) - 1)))
+        for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(ops.cast(moving, x.dtype) * self.momentum + value * (1 - self.momentum))
+        offset, scale = (ops.cast(weight, x.dtype) for weight in (self.beta, self.gamma))
+        outputs = ops.batch_normalization(x, mean, variance, -1, offset, scale, self.epsilon)
+        return ops.cast(outputs, self.compute_dtype)
