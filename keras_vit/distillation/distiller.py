@@ -60,7 +60,7 @@ class FrozenTeacher:
         # Pass `training` only if the teacher's `call` has this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
-        # Copy `weights`, which omits the seeds of dropout. Inference does not need the seeds, and they may change.
+        # Copy `weights` instead of `variables`, which also contains the seeds of dropout. Inference does not need them.
         self.copies = [
             keras.Variable(ops.copy(v), trainable=False, dtype=v.dtype, name=v.name) for v in teacher.weights
         ]
@@ -130,9 +130,9 @@ class Distiller(TrainingWrapper):
 
     `plain_model` is the student, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
     write only the student. `save_weights` also writes the optimizer. The teacher is not changed or saved. The
-    constructor and each `fit` copy its weights. Training adds the metrics `class_loss` and `distillation_loss`. If the
-    student has two heads, training also adds the accuracy of each head on the labels, `class_accuracy` and
-    `distillation_accuracy`.
+    constructor and each `fit` copy the teacher's weights. Training adds the metrics `class_loss` and
+    `distillation_loss`. If the student has two heads, training also adds the accuracy of each head on the labels,
+    `class_accuracy` and `distillation_accuracy`.
 
     Args:
         student: A built `keras.Model` that takes images, (batch, height, width, channels), and returns logits, (batch,
@@ -142,13 +142,14 @@ class Distiller(TrainingWrapper):
             divergence from the teacher's probabilities).
         alpha: Float in [0, 1], the weight of the distillation loss. With 1, labels and a loss are not needed, and the
             class head of a student with two heads is not trained.
-        temperature: Float above 0. The logits of teacher and student are divided by it. It is only used with "soft".
+        temperature: Float above 0. With "soft", the logits of teacher and student are divided by the temperature. With
+            "hard", it is not used.
         teacher_preprocessing: Function that converts the student's images to the teacher's images, with `keras.ops`. If
             the teacher comes from `keras.applications`, pass a function that calls the teacher's `preprocess_input`
-            with `raw_images(images, student)`, as in the example of `raw_images`. With None, a teacher of this package
-            gets images with its own normalization instead of the student's, if the student is of this package too. Any
-            other teacher gets the student's images. None also repeats grey images for a teacher with 3 channels. In all
-            cases, images are resized bilinearly if the teacher has a fixed input size.
+            with `raw_images(images, student)`, as in the example of `raw_images`. With None, the teacher gets the
+            student's images. If teacher and student are both models of this package, the student's normalization is
+            replaced by the teacher's. None also repeats the channel of grey images if the teacher takes 3 channels. In
+            all cases, images are resized bilinearly if the teacher has a fixed input size.
         teacher_from_logits: Bool. Pass False if the teacher returns probabilities, as models of `keras.applications`
             do by default.
 
@@ -307,7 +308,7 @@ def _has_two_heads(model):
 
 
 def _output(y_pred):
-    """Returns the student's output. `y_pred` is the output, the outputs of both heads, or the dict from `call`."""
+    """Returns the student's output. `y_pred` is this output, a pair with both heads' outputs, or a dict from `call`."""
     if isinstance(y_pred, dict):
         return y_pred["output"]
     return (y_pred[0] + y_pred[1]) / 2 if isinstance(y_pred, (list, tuple)) else y_pred

@@ -25,7 +25,8 @@ class MAE(MaskedImageModel):
     - "prediction": float32 (batch, num_patches, patch_height * patch_width * channels).
     - "mask": (batch, num_patches), True for masked patches.
     - "kept": (batch, num_visible), the indices of the visible patches, which are in random order.
-    - "restore": (batch, num_patches), the position of each patch in this random order of all patches.
+    - "restore": (batch, num_patches), the position of each patch in a random order of all patches. This order starts
+      with the visible patches.
 
     `plain_model` is the backbone, which is trained in place except for its head. `save`, `export` and
     `keras.callbacks.ModelCheckpoint` write only the backbone. `save_weights` writes all weights, the optimizer and the

@@ -137,7 +137,7 @@ class MaskedImageModel(TrainingWrapper):
         self.built = True
 
     def masked_pixels(self, patches, outputs):
-        """Returns a copy of patches in [0, 255], a NumPy array, in which masked patches are grey."""
+        """Returns a copy of `patches`, a NumPy array of values in [0, 255]. In the copy, masked patches are grey."""
         return np.where(outputs["mask"][..., None], 127.5, patches)
 
     def call(self, images, training=None, hidden=None):

@@ -31,8 +31,8 @@ class MaskedPatchPrediction(MaskedImageModel):
 
     Args:
         backbone: As in `SimMIM`. Colours are computed from the images before normalization.
-        mask_ratio: Float in (0, 1), the fraction of corrupted patches. If it is not a whole number of patches, the
-            number of each image is rounded up or down at random.
+        mask_ratio: Float in (0, 1), the fraction of corrupted patches. If this is not a whole number of patches, the
+            number of corrupted patches is rounded up or down at random for each image.
         masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.
         swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped. The remaining corrupted
             patches are kept.
@@ -93,7 +93,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
 
     def colours(self, images):
-        """Returns the class of each mean colour, int32. It has the shape of "prediction" without the last axis."""
+        """Returns the class of each mean colour, int32, in the shape of "prediction" without its last axis."""
         encoder = self.encoder
         patches = encoder.cut(encoder.normalization.raw_images(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))

@@ -28,7 +28,8 @@ def _ranks(batch_size, num_patches, seed):
 def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
     """Returns SimMIM's boolean mask of random rectangles of patches, (batch_size, rows * columns).
 
-    `unit` is (rows, columns) of patches in a rectangle. Rectangles are cut off at the right and bottom of the grid.
+    `unit` is the size of a rectangle, (rows, columns) of patches. Rectangles are cut off at the right and bottom of the
+    grid.
     """
     unit_rows, unit_columns = (math.ceil(patches / side) for patches, side in zip(grid_size, unit, strict=True))
     num_units = unit_rows * unit_columns
@@ -42,8 +43,9 @@ def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
 def shuffle(batch_size, num_patches, num_visible, seed):
     """Puts the patches of each image in random order, and masks all but the first `num_visible`, as in MAE.
 
-    Returns the indices of the visible patches, (batch_size, num_visible), the position of each patch in the random
-    order, and the boolean mask, both (batch_size, num_patches).
+    Returns three tensors. The first contains the indices of the visible patches, (batch_size, num_visible). The second
+    contains the position of each patch in the random order, (batch_size, num_patches). The third is the boolean mask,
+    (batch_size, num_patches).
     """
     restore = _ranks(batch_size, num_patches, seed)
     return ops.argsort(restore, axis=1)[:, :num_visible], restore, restore >= num_visible
@@ -52,8 +54,8 @@ def shuffle(batch_size, num_patches, num_visible, seed):
 def corruption(batch_size, num_patches, seed, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1):
     """Selects patches to corrupt at random.
 
-    Returns the `kind` of each patch and the `source`, the index of the patch that replaces a swapped patch, both
-    (batch_size, num_patches).
+    Returns two tensors of shape (batch_size, num_patches). The first is the `kind` of each patch. The second is the
+    `source`, the index of the patch that replaces each patch if it is swapped.
     """
     # Use a different seed for each random tensor, because the same seed would make the tensors correlated.
     streams = arguments.seeds(seed, 4) if isinstance(seed, int) else [seed] * 4

@@ -18,7 +18,7 @@ def plot_reconstructions(reconstruction, path: str | os.PathLike | None = None):
     Args:
         reconstruction: The result of a model's `reconstruct`: three arrays in [0, 255], (number, height, width,
             channels). The first three channels are shown, or only the first channel if there are fewer than three.
-        path: As in `keras_vit.inspection.plot_attention_rollout`; the same errors are raised.
+        path: Path of a .png file to write, or None. An existing file is replaced.
 
     Raises:
         ImportError: If matplotlib is not installed.

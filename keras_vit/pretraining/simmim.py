@@ -22,7 +22,7 @@ class SimMIM(MaskedImageModel):
             least one square must stay visible.
         mask_unit: Int or (height, width) of a square in pixels, a multiple of the patch size. Squares at the right and
             bottom of the image may be cut off. None uses 32 pixels or a quarter of the image, whichever is smaller,
-            rounded down to whole patches.
+            rounded down to whole patches, but at least one patch.
         seed: Int or None, the random seed of the masks.
 
     Raises:

@@ -15,7 +15,8 @@ class MetaTeacher(keras.Model):
 
     Batches are (images, (labels, drawn, feedback, growth)). `images` contains the labelled, the unlabelled and the
     augmented images, in this order. `labels` are the classes of the labelled images, and `drawn` are the hard labels of
-    the augmented images. `feedback` is a scalar, and `growth` is the factor of `uda_weight`, which grows from 0 to 1.
+    the augmented images. `feedback` is the scalar h of `MetaPseudoLabels`. `growth` is a factor that multiplies
+    `uda_weight` and grows from 0 to 1 during training.
     """
 
     def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):
@@ -78,8 +79,9 @@ class MetaPseudoLabels(TrainingWrapper):
     """Trains a student on labels from a teacher, and trains the teacher to give labels that improve the student.
 
     Compile this model with two optimizers, and fit it on batches of ((images, unlabelled, augmented), labels) from
-    `keras_vit.data.with_unlabelled`: labelled images, unlabelled images, augmented versions of the unlabelled images,
-    and the classes of the labelled images, integers (batch,). Each training step has four parts:
+    `keras_vit.data.with_unlabelled`. In a batch, `images` are labelled images, and `labels` are their classes, integers
+    (batch,). `unlabelled` are other images, and `augmented` are augmented versions of the unlabelled images. Each
+    training step has four parts:
 
     1. The teacher predicts class probabilities for each augmented image. A hard label is drawn at random from these
        probabilities.
@@ -88,8 +90,9 @@ class MetaPseudoLabels(TrainingWrapper):
        first order, h is the student's learning rate times the product of gradients in the paper.
     4. The teacher takes an optimizer step on the loss
        `h * cross-entropy(drawn labels) + uda_weight * uda + supervised cross-entropy`. The term uda (unsupervised data
-       augmentation) is the cross-entropy of the teacher's outputs for augmented images with a target: the teacher's
-       probabilities for the same images without augmentation. Images without a confident target contribute 0.
+       augmentation) is a cross-entropy that compares the teacher's outputs for augmented images with a target. The
+       target is the teacher's probabilities for the same images without augmentation. Images without a confident target
+       contribute 0.
 
     Both models are trained in place. `plain_model` is the student. `evaluate`, `predict` and calls use only the
     student, and `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the student. `save_weights` and
@@ -104,19 +107,19 @@ class MetaPseudoLabels(TrainingWrapper):
         label_smoothing: Float in [0, 1), for the teacher's supervised cross-entropy.
         uda_weight: Float of at least 0, the weight of the uda loss.
         uda_temperature: Float above 0. The logits of the uda target are divided by it.
-        uda_threshold: Float in [0, 1). An image contributes 0 to the mean uda loss if its largest target probability is
-            smaller.
+        uda_threshold: Float in [0, 1). If the largest target probability of an image is below this threshold, the image
+            contributes 0 to the mean uda loss.
         uda_steps: Int of at least 0, the number of steps in which the weight of the uda loss grows linearly from 0 to
             `uda_weight`.
-        baseline: Bool, whether to subtract a moving mean from the feedback, which lowers its variance. The official
-            code does this. The paper's equation does not include it.
+        baseline: Bool, whether to subtract the moving mean of the feedback from the feedback. This lowers the variance
+            of the feedback. The official code subtracts the mean, and the paper's equation does not.
         seed: Int, the random seed for drawing labels, or None for a random seed.
 
     Raises:
         ValueError: If an argument is out of range, or the models or their class names do not match, or the models do
             not return logits.
-        RuntimeError: If `compile` is called with several replicas of TensorFlow or several processes of PyTorch, which
-            would train separate teachers.
+        RuntimeError: If `compile` is called with several replicas of TensorFlow or several processes of PyTorch. Each
+            of them would train a different teacher.
 
     Example:
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
@@ -201,7 +204,7 @@ class MetaPseudoLabels(TrainingWrapper):
         Args:
             optimizer: Keras optimizer of the student, or its name.
             teacher_optimizer: Keras optimizer of the teacher, or its name.
-            **options: Other arguments of `keras.Model.compile`, except `loss`, which is the cross-entropy.
+            **options: Other arguments of `keras.Model.compile`, except `loss`, which is always the cross-entropy.
         """
         if optimizer is teacher_optimizer and isinstance(optimizer, keras.optimizers.Optimizer):
             raise arguments.invalid("teacher_optimizer", "another optimizer than the student's", teacher_optimizer)
@@ -225,7 +228,7 @@ class MetaPseudoLabels(TrainingWrapper):
         self._hidden.trainer.reset_metrics()
 
     def train_step(self, *args):
-        # On JAX, a step gets and returns the variables' values as `state`. On other backends, `state` is None.
+        # On JAX, a step takes and returns `state`, the values of the variables. On other backends, `state` is None.
         state, data = args if len(args) == 2 else (None, *args)
         inputs, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:
@@ -275,7 +278,10 @@ class MetaPseudoLabels(TrainingWrapper):
         return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
 
     def _teach(self, state, batch):
-        """Takes a train step of the teacher, whose variables end `non_trainable_variables`; returns logs and state."""
+        """Takes a train step of the teacher; returns logs and state.
+
+        The teacher's variables are the last variables in `non_trainable_variables`.
+        """
         trainer = self._hidden.trainer
         if state is None:
             logs, _ = _step(trainer.train_step, None, batch)

@@ -28,8 +28,8 @@ _ARRAYS = ("indices", "labels", "confidences")
 class PseudoLabels:
     """The labels that a teacher gave to selected images: the result of `pseudo_labels`.
 
-    If `images` is an array, `images[labels.indices]` and `labels.labels` are the arrays to train on. Use
-    `keras_vit.data.relabelled` for images in files or from TFDS.
+    If the images are an array `images` and this object is `labels`, train on `images[labels.indices]` and
+    `labels.labels`. Use `keras_vit.data.relabelled` for images in files or from TFDS.
 
     Args:
         indices: Int64 array (num_labels,), the positions of the selected images, in ascending order. An image that is
@@ -38,8 +38,10 @@ class PseudoLabels:
         confidences: Float32 array (num_labels,), the teacher's largest probability for each image.
         class_names: Tuple of strings, the teacher's classes.
         class_counts: Tuple of ints, the number of different images that were selected for each class.
-        settings: Dict of the arguments of `pseudo_labels`, and `num_images`, the number of all images.
-        teacher: Dict of the teacher's `name`, its `config` (None if it has no config) and the `sha256` of its weights.
+        settings: Dict of the arguments `kind`, `temperature`, `threshold` and `per_class` of `pseudo_labels`, and of
+            `num_images`, the number of all images.
+        teacher: Dict of the teacher's `name`, the `sha256` of its weights, and its `config`, or None for the `config`
+            of a teacher that does not come from this package.
     """
 
     indices: np.ndarray
@@ -108,23 +110,25 @@ def pseudo_labels(
 ) -> PseudoLabels:
     """Labels images with a teacher, and selects the images with confident labels, as in Noisy Student.
 
-    The confidence of an image is the teacher's largest probability for it, rounded to four decimals. Its label is the
+    The confidence of an image is the teacher's largest probability for it, rounded to four decimals. Its class is the
     first class with this probability. The teacher predicts in inference mode, so give it images without augmentation.
     The selection does not depend on a random seed or on the batch size.
 
     Args:
         teacher: A `keras.Model` that takes images and returns logits or probabilities, (batch, num_classes).
-        images: Images in the teacher's value range, as an array or as batches, which must have the same order each
-            time: a dataset of `keras_vit.data` with `labels="none"` and `training=False`, another `tf.data.Dataset`, a
-            `keras.utils.PyDataset` or another finite iterable. If a batch is a tuple, its first element is used.
+        images: Images in the teacher's value range. They are an array or a finite iterable of batches, such as a
+            `tf.data.Dataset`, a `keras.utils.PyDataset`, or a dataset of `keras_vit.data` with `labels="none"` and
+            `training=False`. Batches must come in the same order each time. If a batch is a tuple, its first element is
+            used.
         kind: "soft" (labels are probabilities) or "hard" (labels are classes).
-        temperature: Float above 0, only used with "soft". The labels are `softmax(logits / temperature)`, or
-            `p ** (1 / temperature)`, renormalised, if the teacher returns probabilities p. Temperatures near 0 make the
-            labels one-hot.
+        temperature: Float above 0, only used with "soft". The labels are `softmax(logits / temperature)`. If the
+            teacher returns probabilities p, the labels are `p ** (1 / temperature)`, divided by their sum over the
+            classes. If the temperature is near 0, the labels are nearly one-hot.
         threshold: Float in [0, 1). Images with a lower confidence are left out.
         per_class: Int of at least 1, the number of labels per class. The most confident images of each class are
-            selected, and earlier images first if the confidences are equal. If a class has fewer images, its images are
-            repeated, the most confident first. A class without images stays empty. None selects all confident images.
+            selected. If images are equally confident, earlier images are selected first. If a class has fewer images,
+            its images are repeated, starting with the most confident. A class without images stays empty. None selects
+            all images whose confidence is at least `threshold`.
         batch_size, verbose: As in `keras_vit.evaluation.predict`.
 
     Raises:
@@ -223,10 +227,11 @@ def noisy_student(
     such as RandAugment in the data that `train` reads.
 
     Args:
-        teacher: The first teacher, trained on the labelled images, as for `pseudo_labels`.
+        teacher: The first teacher, which is trained on the labelled images. It must be a model that `pseudo_labels`
+            takes.
         students: List of functions without arguments, one for each round. Each builds a student that is not compiled.
             In the paper, each student is as large as its teacher or larger.
-        images: The unlabelled images, as for `pseudo_labels`. Every student must take the same images.
+        images: The unlabelled images, in a form that `pseudo_labels` takes. Every student must take the same images.
         train: Function `train(student, labels, checkpoints)`. It compiles the student and trains it in place on the
             labelled images and on the images of `labels`, a `PseudoLabels`. `checkpoints` is the path of a folder.
             `keras_vit.data.with_pseudo_labels` makes batches with the paper's loss, and `keras_vit.training.fit`

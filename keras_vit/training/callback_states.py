@@ -44,19 +44,19 @@ def named(callbacks):
     for name, callback in found.items():
         swapped = swapped and not swaps_on_epoch(callback)
         if swapped and getattr(callback, "restore_best_weights", False):
-            expected = f"Expected {name} to restore the weights that were validated, the averages of SwapEMAWeights"
+            expected = f"Expected {name} to restore the averages of SwapEMAWeights, because these are validated"
             received = "Received: a SwapEMAWeights that removes the averages before the end of the epoch."
             raise ValueError(f"{expected}. {received} Put SwapEMAWeights(swap_on_epoch=True) before {name}.")
     return found
 
 
 def swaps_on_epoch(callback):
-    """Returns True if the model has a moving average of its weights after this callback's `on_epoch_end`."""
+    """Returns True for a SwapEMAWeights that puts the moving averages into the model at the end of each epoch."""
     return isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
 
 
 def settings(callback):
-    """Returns {argument: JSON value} of a Keras callback that changes the training, and {} for other callbacks."""
+    """Returns {argument: JSON value} if the callback's class is a Keras class in `_ATTRIBUTES`, otherwise {}."""
     if not type(callback).__module__.startswith("keras.") or _attributes(callback) is None:
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
@@ -100,12 +100,12 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns {name: value as text} of a custom callback's attributes, which checkpoints do not contain."""
+    """Returns {name: value as text or bytes} of a custom callback's attributes if checkpoints do not save them."""
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
     keras_own = {*_NO_STATE, *(_attributes(callback) or ())}
     own = {key: value for key, value in vars(callback).items() if key[0] != "_" and key not in keras_own}
-    # `repr` abbreviates large arrays.
+    # `repr` abbreviates large arrays, so take their bytes.
     return {key: value.tobytes() if isinstance(value, np.ndarray) else repr(value) for key, value in own.items()}
 
 
@@ -114,7 +114,7 @@ def _has_own_state(callback):
 
 
 def _attributes(callback):
-    """Returns the names of the attributes that contain the state of a Keras callback, or None."""
+    """Returns the names of the attributes that contain a callback's state, or None if they are not known."""
     names = [cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras.")]
     return next((_ATTRIBUTES[name] for name in names if name in _ATTRIBUTES), None)
 
@@ -135,7 +135,7 @@ def pack(value, arrays, name):
         key = f"{name}/{sum(other.startswith(f'{name}/') for other in arrays):05d}"
         arrays[key] = storable(value)
         return {"array": key}
-    expected = "Expected a state of dicts with strings for keys, lists, strings, numbers, None and arrays"
+    expected = "Expected a state of lists, strings, numbers, None, arrays, and dicts whose keys are strings"
     raise TypeError(f"{expected}. Received: {value!r} of type {type(value).__name__}")
 
 

@@ -21,7 +21,7 @@ OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
 
 
 class Checkpoint(NamedTuple):
-    """The contents of a checkpoint: `facts`, a dict of JSON values, and `arrays`, {name: array}."""
+    """The contents of a checkpoint file. `facts` is a dict of JSON values, and `arrays` is a dict {name: array}."""
 
     path: Path
     facts: dict
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointSlots:
-    """A folder with the last `slots` checkpoints of a run. If writing fails, no partial .npz file stays."""
+    """A folder with the last `slots` checkpoints of a run. If writing fails, no partial .npz file is left."""
 
     def __init__(self, folder, slots=3):
         self.folder = Path(folder)
@@ -37,7 +37,7 @@ class CheckpointSlots:
 
     @contextlib.contextmanager
     def opened(self):
-        """Creates and locks the folder during a `with` block, and removes unfinished files of killed processes."""
+        """Creates and locks the folder for a `with` block, and removes unfinished files of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # Only process 0 of a run writes to the folder.
         if process_id() > 0:
@@ -108,7 +108,7 @@ def model_arrays(model):
     """Returns {"group/number": value} for the variables of a model, its optimizer and its metrics."""
     arrays = {}
     for group, variables in _variables(model).items():
-        # With several PyTorch processes, each process sums its metrics over its own images only. Add up the sums.
+        # With several PyTorch processes, each process has the sums of its own images only. Add up these sums.
         in_parts = group == "metrics" and torch_group()
         values = map(ops.convert_to_numpy, summed(variables)) if in_parts else map(to_numpy, variables)
         arrays |= {f"{group}/{i:05d}": storable(value) for i, value in enumerate(values)}
@@ -117,7 +117,7 @@ def model_arrays(model):
 
 def signature(model):
     """Returns the paths, shapes and dtypes of a model's variables, by group."""
-    # Keras appends numbers to the names of unnamed layers.
+    # Remove the numbers that Keras appends to the names of unnamed layers, because they differ between processes.
     numbers = re.compile(r"_[0-9]+(?=[_/]|$)")
     return {
         group: [f"{numbers.sub('', v.path)} {list(v.shape)} {v.dtype}" for v in variables]
@@ -133,7 +133,8 @@ def check_model(model, slot):
     for group in ("model", "optimizer"):
         saved = slot.facts["variables"][group]
         pairs = zip(saved, here[group], strict=False)
-        # On TensorFlow, paths get a prefix if the optimizer is built in a train step, for example with loss scaling.
+        # On TensorFlow, a path gets a prefix if the optimizer is built in a train step, for example with loss scaling.
+        # Therefore, accept two paths if the longer path ends with the shorter path.
         unlike = (f"{a} instead of {b}" for a, b in pairs if not (a.endswith(b) or b.endswith(a)))
         different = next(unlike, None)
         if different is None and len(saved) != len(here[group]):
@@ -152,6 +153,7 @@ def assign(model, arrays, facts, *groups):
             model.reset_metrics()
             continue
         for i, variable in enumerate(variables[group]):
+            # PyTorch's processes add up their metrics, so only process 0 gets the saved values, and every other one gets 0.
             value = arrays[f"{group}/{i:05d}"]
             in_process_0 = group == "metrics" and torch_group() and process_id()
             variable.assign(np.zeros_like(value) if in_process_0 else value)
@@ -163,12 +165,12 @@ def _variables(model):
 
 
 def storable(array):
-    """Returns an array that NumPy can write. Casts other dtypes, such as bfloat16, to float32 without rounding."""
+    """Returns the array. If NumPy cannot write its dtype, such as bfloat16, casts it to float32 without rounding."""
     return array if array.dtype.kind in "biuf" else array.astype("float32")
 
 
 def generator_states():
-    """Returns the states of PyTorch's random generators, which `Dropout` without a seed uses, or {}."""
+    """Returns {name: state} of PyTorch's random generators, or {} on other backends. Unseeded `Dropout` uses them."""
     if keras.backend.backend() != "torch":
         return {}
     import torch  # noqa: TID251  Keras has no way to read its generators.

@@ -43,17 +43,17 @@ class Findings:
 
     model: str  # name of the model
     num_images: int | None  # per epoch
-    num_classes: int | None  # number of the model's outputs
+    num_classes: int | None  # size of the model's output
     class_names: tuple  # may be empty
     images_per_class: tuple | None  # counted in all images if `counted_all`, otherwise in the batches that were read
     counted_all: bool
     batch_shape: tuple | None
     values: tuple | None  # (min, max) of the images read
-    expected_values: tuple | None  # (min, max) of the images that the model needs
+    expected_values: tuple | None  # (min, max) of the pixel values that the model takes
     labels: str | None  # dtype and shape of a batch of labels
     loss: str | None  # name of the compiled loss
     initial_loss: float | None  # loss of a batch before training
-    chance_loss: float | None  # log(num_classes), the loss of equal probabilities, if each image has one class
+    chance_loss: float | None  # if each image has one class, log(num_classes): the loss of equal probabilities
     trainable: int  # number of trainable parameters
     frozen: int  # number of frozen parameters
     steps: int | None  # steps of the whole training
@@ -85,9 +85,9 @@ class Findings:
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, verbose=1):
     """Checks a model and its data before training, estimates the memory, and returns `Findings`.
 
-    It reads a few batches and runs the model; no weight changes. A model without class names gets the names of the
-    data. One error lists all mistakes. The logger "keras_vit" warns of settings that are unusual but possible.
-    `keras_vit.training.run` and `keras-vit train` call this first.
+    It reads a few batches and runs the model; no weight changes. If the model has no class names, it gets the class
+    names of the data. One error lists all mistakes. The logger "keras_vit" warns of settings that are unusual but
+    possible. `keras_vit.training.run` and `keras-vit train` call this function first.
 
     Args:
         model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.
@@ -98,7 +98,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
     Raises:
         ValueError: If images, labels, outputs, loss and metrics do not fit each other, a weight is NaN or infinite, no
-            weight is trainable, the data never ends, or the devices cannot share a batch.
+            weight is trainable, the data never ends, or a batch cannot be divided equally between the devices.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
@@ -187,12 +187,12 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
 
 class Data(NamedTuple):
-    """The first batches of a dataset, and what they show. A field is None if it is unknown."""
+    """The first batches of a dataset, and properties of the dataset. A field is None if it is unknown."""
 
-    images: np.ndarray | None  # images of the first batches; with several inputs, the only input of rank 4
+    images: np.ndarray | None  # images of the first batches; if there are several inputs, the only one of rank 4
     labels: np.ndarray | dict | list | None  # labels of the first batches, with one array for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
-    batch_size: int  # images in a batch of all processes together
+    batch_size: int  # number of images in a batch, added up over all processes
     full: bool  # True if all batches of an epoch are known to have the same size
     num_images: int | None  # images per epoch
     steps: float | None  # batches per epoch; math.inf if the data never ends
@@ -214,7 +214,7 @@ def look(data, batch_size=32, name="data"):
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
     # Do not read the last batch, because a dataset of `keras_vit.data` then continues with its next epoch. Two batches
-    # are enough to see bright and dark images.
+    # are usually enough to find the range of the pixel values.
     steps = num_batches(data)
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]
@@ -223,7 +223,7 @@ def look(data, batch_size=32, name="data"):
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
     images = [batch[0] for batch in found]
     if not isinstance(images[0], np.ndarray):
-        # If the model has several inputs, the images are the only input of rank 4.
+        # If the model has several inputs, take the only input of rank 4 as the images.
         parts = [[part for part in keras.tree.flatten(x) if np.ndim(part) == 4] for x in images]
         images = [part[0] if len(part) == 1 else None for part in parts]
     labels = [batch[1] for batch in found if len(batch) > 1]
@@ -243,7 +243,7 @@ def look(data, batch_size=32, name="data"):
 
 
 def _joined(parts):
-    """Concatenates the arrays of several batches. Returns the first array if shapes differ, None if one is None."""
+    """Concatenates arrays. Returns the first array if their shapes differ, and None if a part is not an array."""
     if not all(isinstance(part, np.ndarray) for part in parts):
         return None
     return np.concatenate(parts) if len({part.shape[1:] for part in parts}) == 1 else parts[0]
@@ -333,7 +333,7 @@ def _memory(model, graph, seen):
     except (AttributeError, TypeError, ValueError):
         return None
     optimizer = getattr(model, "optimizer", None)
-    # An optimizer that is not built yet will have one or two moments of each weight, and an average with `use_ema`.
+    # An optimizer that is not built yet will store one or two moments of each weight and, with `use_ema`, an average.
     copies = (1 if getattr(optimizer, "momentum", None) is not None else 2) + bool(getattr(optimizer, "use_ema", False))
     kept = optimizer.variables if getattr(optimizer, "built", False) else model.trainable_weights * copies
     variables = [*model.weights, *model.trainable_weights, *kept]

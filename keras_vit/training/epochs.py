@@ -37,8 +37,8 @@ class Epochs:
     def batches(self, epoch, first=0, before=lambda: None):
         """Returns (x, steps): the data of an epoch for `model.fit`, and the number of batches in the whole epoch.
 
-        `first` batches at the start are left out. If `x` is a `_Part`, the function `before` is called before each
-        batch.
+        `x` starts at batch number `first`, counted from 0. If `x` is a `_Part`, the function `before` is called before
+        each batch.
         """
         self.set_seeds(epoch)
         data = self.latest = self.data(epoch) if self.is_function else self.data
@@ -53,7 +53,7 @@ class Epochs:
             return _Part(data, None, first, total, before), total
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
-            # A PyDataset may shuffle itself in `on_epoch_end`, so a resumed run calls it for the earlier epochs too.
+            # A PyDataset may shuffle itself in `on_epoch_end`, so a resumed run repeats these calls of earlier epochs.
             while self._ends <= epoch:
                 self.set_seeds(self._ends)
                 data.on_epoch_end()
@@ -154,7 +154,7 @@ def _array(array):
 
 
 class _Drawn:
-    """Gives the batches of an iterator by their number. Stores the first two, because TensorFlow reads them twice."""
+    """Returns the batches of an iterator by number. Stores the first two, because TensorFlow reads them twice."""
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}
@@ -172,7 +172,7 @@ class _Drawn:
 
 
 class _Part(keras.utils.PyDataset):
-    """The batches of an epoch from number `first`, in the given order. `before` is called before each batch."""
+    """The batches of an epoch in the given order, starting at number `first`. Calls `before` before each batch."""
 
     def __init__(self, data, order, first, total, before=lambda: None, **workers):
         super().__init__(**workers)

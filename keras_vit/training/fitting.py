@@ -15,20 +15,21 @@ from keras_vit.training.run_record import PARTS, describe_data, describe_run
 def fit(model, data, epochs, *, resume, callbacks=(), **options):
     """Trains like `model.fit`, and resumes an interrupted run at its last checkpoint.
 
-    If you start the same script again, it continues at the step of the last checkpoint. The result equals an
-    uninterrupted run, bit for bit on one machine if the backend is deterministic, because each epoch sets the global
-    random seeds. To continue a finished run, start it again with more `epochs`. If a callback such as EarlyStopping
-    stopped the run, start it again without that callback. A loss or weight that is not finite stops the run, and the
-    model gets the weights of the last checkpoint. A model without class names gets the names of the data. Returns the
-    `keras.callbacks.History` of the whole run.
+    If you start the same script again, it continues at the step of the last checkpoint. Each epoch sets the global
+    random seeds, so the result is the same as without the interruption. On one machine with a deterministic backend, it
+    is the same bit for bit. To continue a finished run, start it again with more `epochs`. If a callback such as
+    EarlyStopping stopped the run, start it again without that callback. A loss or weight that is not finite stops the
+    run, and the model gets the weights of the last checkpoint. If the model has no class names, it gets the class names
+    of the data. Returns the `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.
         data: Arrays (x, y) or (x, y, sample_weight), a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, a
-            `tf.data.Dataset`, or a function of the epoch (int, from 0) that returns one of these. Give a function for a
-            `tf.data.Dataset` that has a new order in each pass, unless it is a dataset of `keras_vit.data`.
-        epochs: Int, epochs of the whole run.
-        resume: Path of the folder of checkpoints, for this run only.
+            `tf.data.Dataset`, or a function of the epoch (int, from 0) that returns one of these. If a
+            `tf.data.Dataset` has a new order in each pass, pass a function that returns the dataset. Datasets of
+            `keras_vit.data` do not need a function.
+        epochs: Int, the number of epochs of the whole run, including the epochs before an interruption.
+        resume: Path of the folder for the checkpoints of this run. No other run may use this folder.
         save_every: Int of at least 1, steps between checkpoints; 500 by default. Each epoch also ends with a
             checkpoint.
         keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last checkpoint is damaged, the
@@ -38,8 +39,8 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
             "learning_rate" (the new rate is used), "loss", "data" (its sizes, values, order and class weights) and
             "callbacks" (their arguments).
         callbacks: List of callbacks. `on_train_begin` and `on_train_end` are called once for the run. Checkpoints
-            contain the states of Keras' callbacks, and of any callback with `set_state(state)` and `get_state()`, which
-            returns a dict of JSON values and NumPy arrays.
+            contain the states of Keras' callbacks, and of any callback that has the methods `get_state()` and
+            `set_state(state)`. In these callbacks, `get_state` must return a dict of JSON values and NumPy arrays.
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
@@ -96,7 +97,7 @@ def train(
         batch, steps = data.first_batch()
         labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
         several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
-        # Keras would use only one class weight for such labels, of the class with the largest number.
+        # If an image has such labels, Keras would use only the weight of the class with the largest label.
         if class_weight is not None and np.any(several):
             raise ValueError(
                 "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "
@@ -147,16 +148,17 @@ class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
             self.model.stop_training = True
 
 
-# Runs with fewer steps are not compiled. Compiling ViT-B/16 takes about the time that it saves in 200 steps.
+# Shorter runs are not compiled, because compiling ViT-B/16 takes about the time that compilation saves in 200 steps.
 FEWEST_STEPS = 200
 
 
 def compile_forward(model):
     """Compiles the forward pass of a model on PyTorch, as `model.compile(jit_compile=True)` does for keras_vit models.
 
-    Use it for a model that contains a model of this package, for example with your own head. Keras' `jit_compile=True`
-    would compile its whole train step, which takes many minutes. The first batch of training, and of evaluation, takes
-    longer. After `model.compile(jit_compile=False)`, a model of this package runs without compilation again.
+    Use it for a model that contains a model of this package, for example with your own head. Keras'
+    `jit_compile=True` would compile the whole train step of such a model, which takes many minutes. After
+    `compile_forward`, the first batch of training and the first batch of evaluation take longer. After
+    `model.compile(jit_compile=False)`, a model of this package runs without compilation again.
 
     Args:
         model: A built `keras.Model`; if it has no layers of this package, a ValueError is raised.
@@ -178,7 +180,7 @@ def compile_forward(model):
 
 
 def compile_long_run(model, num_steps, verbose=1):
-    """Compiles the forward pass for a long run on a GPU with PyTorch. If this is impossible, prints one line."""
+    """Compiles the forward pass for a long run on a GPU with PyTorch. If this is impossible, prints the reason."""
     if keras.backend.backend() != "torch" or num_steps <= FEWEST_STEPS:
         return
     if model.variables[0].value.device.type == "cpu":

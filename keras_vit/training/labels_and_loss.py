@@ -9,7 +9,8 @@ from keras_vit.models.losses import Loss, loss_mismatch, recognised_loss
 from keras_vit.prediction.classes import output_activation
 
 _COUNTS = ("Precision", "Recall", "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives")
-# {metric: (its argument, function that returns True if the metric expects probabilities for this argument)}.
+# {metric: (argument, function)}. The function returns True if the metric expects probabilities with this value of the
+# argument.
 _OF_PROBABILITIES = {
     "BinaryAccuracy": ("threshold", lambda value: 0 < value < 1),
     "AUC": ("from_logits", lambda value: not value),
@@ -28,7 +29,7 @@ class Head(NamedTuple):
 
 
 def classification_heads(model, graph, seen, compiled):
-    """Returns the `Head` of each output whose labels are known."""
+    """Returns the `Head` of the only output, or if the labels are several arrays, of each output with labels."""
     outputs, labels, all_labels = [] if graph is None else graph.outputs, seen.labels, seen.all_labels
     sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
     losses = getattr(model, "loss", None)
@@ -120,7 +121,7 @@ def _class_problem(labels, num_classes):
 
 
 def label_doubts(labels, all_labels, num_classes, loss):
-    """Yields a warning for each unusual property of valid labels. `all_labels` are of all images, or None."""
+    """Yields a warning for each unusual property of valid labels. `all_labels` are the labels of all images or None."""
     if loss and loss.kind == "one_hot" and not np.allclose(sums := labels.sum(axis=1), 1, atol=1e-2):
         yield (
             f"Expected labels that sum to 1 for each image for {loss.name}. Received: sums from {sums.min():g} to "
@@ -129,13 +130,13 @@ def label_doubts(labels, all_labels, num_classes, loss):
     counts = count_classes(all_labels, num_classes, loss)
     if absent := [str(i) for i, count in enumerate(counts or ()) if not count]:
         yield (
-            f"Expected images of each of the model's {num_classes} classes. Received: none of {len(absent)} classes: "
+            f"Expected images of all {num_classes} classes of the model. Received: no images of {len(absent)} classes: "
             f"{', '.join(absent[:10])}{' ...' if len(absent) > 10 else ''}"
         )
 
 
 def count_classes(labels, num_classes, loss):
-    """Returns the number of images of each class as a tuple, or None if they are unknown or no classes."""
+    """Returns the number of images of each class as a tuple, or None if the labels are unknown or are not classes."""
     if labels is None or not loss or not num_classes or num_classes < 2:
         return None
     if labels.dtype.kind not in "biuf" or labels.ndim > 2:
@@ -149,7 +150,10 @@ def count_classes(labels, num_classes, loss):
 
 
 def loss_problems(model, graph, loss, images):
-    """Returns a list of one message if the loss expects logits and the model returns probabilities, or the reverse."""
+    """Returns a list of one message if the loss expects logits and the model returns probabilities, or the reverse.
+
+    Returns [] if they match, or if the kind of outputs is unknown.
+    """
     try:
         probable = graph is not None and output_activation(graph) is None
     except ValueError:

@@ -66,14 +66,17 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         peak: Float above 0, the learning rate at the end of the warm-up.
-        total_steps: Int, the number of batches in the whole training, also with gradient accumulation.
+        total_steps: Int, the number of batches in the whole training. With gradient accumulation, it still counts
+            batches, not updates.
         warmup_steps: Int, less than `total_steps`; 0 for no warm-up.
         decay: "cosine", "linear", "constant" or "rsqrt".
-        **options: The final learning rate `end` for "linear" (1e-5, as in the official code) and "cosine" (0); for
-            "rsqrt" `timescale` (10,000 steps) and `cooldown_steps` (0), the length of a final linear decay to 0.
+        **options: "linear" and "cosine" have the option `end`, the final learning rate. Its default is 1e-5 for
+            "linear", as in the official code, and 0 for "cosine". "rsqrt" has two options. After `timescale` steps
+            (default 10,000) from the end of the warm-up, the learning rate is `peak / sqrt(2)`. `cooldown_steps`
+            (default 0) is the length of a final linear decay to 0.
 
     Raises:
-        ValueError: If an argument is out of range, or the decay has no such option.
+        ValueError: If an argument is out of range, or `decay` does not have one of the `options`.
 
     Example:
     >>> schedule = WarmupDecay(3e-3, total_steps=90_000, warmup_steps=10_000, decay="linear")
@@ -92,7 +95,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
             raise arguments.invalid("warmup_steps", f"less than total_steps={self.total_steps}", warmup_steps)
         allowed = {"linear": ("end",), "cosine": ("end",), "rsqrt": ("timescale", "cooldown_steps")}.get(decay, ())
         if unknown := sorted(set(options) - set(allowed)):
-            expected = f"Expected no options but {', '.join(allowed) or 'none'} with decay={decay!r}"
+            expected = f"Expected only these options with decay={decay!r}: {', '.join(allowed) or 'none'}"
             raise ValueError(f"{expected}. Received: {', '.join(unknown)}")
         self.options = {key: arguments.number(key, value) for key, value in options.items()}
 
@@ -106,17 +109,17 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def is_decayed(path: str) -> bool:
-    """Returns True if weight decay applies to a variable: to kernels, also of LoRA, as in big_vision."""
+    """Returns True if a variable is a kernel or a LoRA kernel. Weight decay applies only to these, as in big_vision."""
     return "kernel" in path.rsplit("/", 1)[-1]
 
 
 def _class_of_backend(optimizer_class):
-    """Returns the class to extend: `optimizer_class`, or on PyTorch its subclass with fused updates, as Keras uses."""
+    """Returns the class to extend: `optimizer_class`, or on PyTorch, Keras' subclass of it with fused updates."""
     return type(optimizer_class.__new__(optimizer_class))
 
 
 class _Averaged:
-    """Makes `use_ema` average once per update (not per batch), and copies the averages at the end of `fit`."""
+    """Applies `ema_momentum` once per update instead of per batch, and copies the averages at the end of `fit`."""
 
     def __init__(self, learning_rate, *args, **options):
         # The learning rate may also be a schedule, a function or a tensor.
@@ -125,7 +128,7 @@ class _Averaged:
         arguments.optional(arguments.positive_number, "global_clipnorm", options.get("global_clipnorm"))
         super().__init__(learning_rate, *args, **options)
         if self.use_ema and self.gradient_accumulation_steps:
-            # Keras averages after each batch, also between updates. Convert the momentum per update to one per batch.
+            # Keras averages after each batch, also between updates. So convert the momentum of an update to a batch.
             self.ema_momentum **= 1 / self.gradient_accumulation_steps
 
     @classmethod
@@ -147,9 +150,10 @@ class _Averaged:
 class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
     """`keras.optimizers.AdamW` with weight decay only on kernels, and with DeiT's default arguments.
 
-    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k), it equals the Adam of the ViT paper's pre-training,
-    whose code also decouples the decay from the gradient. Each `build` finds the kernels by their paths, whereas
-    `keras.optimizers.AdamW` loses `exclude_from_weight_decay` when a saved model is loaded.
+    With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k), it equals the optimizer of the ViT paper's
+    pre-training. The paper calls it Adam, but its code also decouples the decay from the gradient. When a saved model
+    is loaded, `build` finds the kernels again by their paths. In contrast, `keras.optimizers.AdamW` loses
+    `exclude_from_weight_decay` when a saved model is loaded.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`. DeiT uses 5e-4 * batch size / 512.
@@ -178,7 +182,7 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
         if len(kept) < len(variables):
             self.exclude_from_weight_decay(var_list=kept)
         else:
-            # No kernel is trained, and on PyTorch, weight decay of an empty list fails.
+            # If no kernel is trained, switch weight decay off. On PyTorch, it fails if there is nothing to decay.
             self.weight_decay = 0.0
         super().build(variables)
 
@@ -210,7 +214,10 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Returns {layer name: depth}. The depth is 0 before the n blocks, i (from 1) in a block, and n + 1 after them."""
+    """Returns {layer name: depth} for a model with n blocks.
+
+    The depth is 0 for layers before the blocks, i for the i-th block (from 1), and n + 1 for layers after the blocks.
+    """
     parts = find_parts(model)
     depths, levels = {}, {}
     for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):
@@ -236,7 +243,7 @@ class LayerDecay(keras.optimizers.Optimizer):
     """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
     If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
-    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, which also clips gradients.
+    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, and it also clips the gradients.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, or its name. It must not have `use_ema`, which would
@@ -244,7 +251,7 @@ class LayerDecay(keras.optimizers.Optimizer):
         multipliers: A dict from layer names to factors. `from_model` computes it for a model.
 
     Raises:
-        ValueError: If the optimizer has `use_ema`, or, when built, a weight belongs to no layer of `multipliers`.
+        ValueError: If the optimizer has `use_ema`, or if `build` gets a weight of a layer that is not in `multipliers`.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=2)
@@ -308,7 +315,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             variable.assign(before + factor * (ops.stop_gradient(variable) - before))
 
     def _layer(self, variable):
-        """Returns the name of the layer in `multipliers` that contains a variable, perhaps within outer models."""
+        """Returns the layer name in `multipliers` that is a part of the variable's path, or None if there is none."""
         return next((name for name in variable.path.split("/") if name in self.multipliers), None)
 
     @property

@@ -94,7 +94,7 @@ _SETTINGS = {
     "pretrain_imagenet21k": _PRETRAIN
     | _IMAGENET21K
     | {
-        "source": f"{_VIT} 3, and section 4.1; the table has weight decay 0.03 here, the section 0.1 for all; "
+        "source": f"{_VIT} 3, and section 4.1; weight decay 0.1 is from the section, the table has 0.03; "
         "the data is not in TFDS: give a folder, or a dataset of that name with one label per image",
         "cost": "230 TPUv3-core-days for L/16 (table 2)",
         "expected": "ImageNet top-1 0.8397 for B/16, fine-tuned at 384 (table 5)",
@@ -118,7 +118,7 @@ _SETTINGS = {
     | _IMAGENET
     | {
         "source": f"{_VIT} 4; warm-up as in the official code",
-        "cost": "6.5 hours on A100 (official repository, which does not say how many)",
+        "cost": "6.5 hours on A100 (official repository; the number of GPUs is unknown)",
         "expected": "top-1 0.8397 for B/16 (table 5)",
         "learning_rate": 0.03,
         "sweep": (0.003, 0.01, 0.03, 0.06),
@@ -128,7 +128,7 @@ _SETTINGS = {
     "finetune_cifar": _FINETUNE
     | {
         "source": f"{_VIT} 4; learning rate and warm-up as in the official code",
-        "cost": "2.2 hours on A100 (official repository, which does not say how many)",
+        "cost": "2.2 hours on A100 (official repository; the number of GPUs is unknown)",
         "expected": "accuracy 0.9895 for B/16 (table 5); on cifar100 0.9167",
         "dataset": "cifar10",
         "steps": 10_000,
@@ -139,7 +139,7 @@ _SETTINGS = {
     | {"expected": "accuracy 0.9938 for B/16 on oxford_flowers102 (table 5)", "dataset": "oxford_flowers102"},
     "finetune_vtab": _FINETUNE
     | {
-        "source": f"{_VIT} 4; one run a task, vtab/caltech101 and so on; the warm-up, a tenth of the steps, is ours",
+        "source": f"{_VIT} 4; one run for each task, such as vtab/caltech101; the warm-up (10% of the steps) is ours",
         "expected": "mean accuracy 0.7272 over the 19 tasks for L/16 (table 2)",
         "dataset": "vtab/caltech101",
         "train_split": "train800val200",

@@ -33,7 +33,7 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     def __init__(self, model, callbacks, checkpoints, every, params):
         self.named = callback_states.named(callbacks)
-        # On JAX, each access to `self.model` copies the training state.
+        # On JAX, each access to `self.model` copies the training state, so keep the model as `self.trained` too.
         self.trained, self.checkpoints, self.every = model, checkpoints, every
         self.epoch, self.batch, self.step, self.first_step, self.saved_step = 0, 0, 0, 0, 0
         self.diverged, self.stopped = False, None
@@ -90,7 +90,7 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     @property
     def ended(self):
-        """True if a callback stopped the run, or all epochs are trained."""
+        """True if a callback stopped the run, the run diverged, or all epochs are trained."""
         return self.stopped is not None or self.diverged or self.epoch >= self.params["epochs"]
 
     def end(self):
@@ -162,18 +162,19 @@ class ResumableRun(keras.callbacks.CallbackList):
                 self.stopped = next(names, _UNKNOWN_STOPPER)
 
     def _check_record(self, slot, allow):
-        """Raises an error if the checkpoint is of a different run. Differences in the settings `allow` are accepted."""
+        """Raises an error if the checkpoint is of a different run. Settings whose names are in `allow` may differ."""
         saved, here = slot.facts["record"], self.record
         rate = plain_rate(self.trained.optimizer)
         if rate is not None and here["learning_rate"] != saved["learning_rate"]:
             number = next(i for i, variable in enumerate(self.trained.optimizer.variables) if variable is rate)
-            # If a process calls `fit` twice, the optimizer still has the last learning rate of the first call.
+            # If a process calls `fit` twice, the optimizer still has the last learning rate of the first call. This is
+            # not another setting, so do not report it as a difference.
             if here["learning_rate"] == float(slot.arrays[f"optimizer/{number:05d}"]):
                 here["learning_rate"] = saved["learning_rate"]
             else:
                 self.new_rate = here["learning_rate"]
         if {"data", "seed"} & set(allow):
-            # With other data, do not compare the value of the loss, because it depends on the labels of a batch.
+            # If the data may differ, do not compare the loss values, because they depend on the labels of a batch.
             here["loss"].pop("value", None)
         # Only process 0 compares, because it wrote the checkpoint. The other processes read other images.
         for part in PARTS if process_id() == 0 else ():
@@ -191,16 +192,17 @@ class ResumableRun(keras.callbacks.CallbackList):
         saved = {name: callback_states.unpack(state, slot.arrays) for name, state in slot.facts["callbacks"]}
         state_of = callback_states.get_state
         if new := [name for name, callback in self.named.items() if name not in saved and state_of(callback)]:
-            print(f"{str(slot.path)!r} holds no state of {', '.join(new)}: starting afresh.")
+            print(f"{str(slot.path)!r} has no state of {', '.join(new)}, so they start afresh.")
         if gone := sorted(name for name, state in saved.items() if state and name not in self.named):
-            print(f"{str(slot.path)!r} holds the state of {', '.join(gone)}, not among the callbacks: it is dropped.")
+            print(f"{str(slot.path)!r} has a state of {', '.join(gone)}. It is not used, as `callbacks` lacks these.")
         return saved
 
     def _restore(self):
         """Restores the model, the optimizer, the metrics and the callbacks from the checkpoint."""
         slot, self.slot = self.slot, None
         for callback in () if self.batch else self.swaps:
-            # The model has the averaged weights at the end of an epoch. These calls put SwapEMAWeights into this state.
+            # At the end of an epoch, SwapEMAWeights has put the averages into the model. Repeat its calls, so that the
+            # callback is in the same state.
             callback.on_epoch_begin(self.epoch)
             callback.on_epoch_end(self.epoch)
         assign(self.model, slot.arrays, slot.facts, "model", "optimizer", *(["metrics"] if self.batch else []))
@@ -242,7 +244,8 @@ class ResumableRun(keras.callbacks.CallbackList):
             except TypeError as error:
                 raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
             facts["callbacks"].append([name, state])
-        # A resumed run takes all seeds from process 0. Do this at each checkpoint too, so that both runs are equal.
+        # A resumed run takes all seeds from process 0. Take them at each checkpoint too, so that a run without an
+        # interruption has the same seeds.
         spread_seeds(model)
         try:
             if process_id() == 0:

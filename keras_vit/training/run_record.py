@@ -34,14 +34,14 @@ def describe_run(model, data, batch=None):
 
 
 def _loss_value(model, batch):
-    """Returns {"value": loss of random outputs}, to distinguish losses with the same name. Returns {} if it fails."""
+    """Returns {"value": loss of random outputs}, to distinguish losses with one name, or {} if the loss is unknown."""
     graph, loss = functional_graph(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
     try:
         shape = (len(batch[1]), *graph.outputs[0].shape[1:])
         outputs = np.random.default_rng(0).normal(size=shape).astype("float32")
-        # Under tf.distribute, calling a `keras.losses.Loss` divides the loss by the number of devices.
+        # Use `call`, because under tf.distribute `__call__` divides the loss by the number of devices.
         function = loss.call if isinstance(loss, keras.losses.Loss) else loss
         values = function(*map(keras.ops.convert_to_tensor, (batch[1], outputs)))
         return {"value": f"{float(keras.ops.mean(values)):.4g}"}
@@ -78,7 +78,10 @@ def describe_data(data, batch, steps, **options):
 
 
 def difference(saved, here, place=""):
-    """Returns a text about the first difference of two dicts, in a key that both have, or None. `place` is its key."""
+    """Returns a text about the first difference between two dicts or lists, or None if there is none.
+
+    Only keys that both dicts have are compared. `place` is the path of keys to the two values.
+    """
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
@@ -101,7 +104,7 @@ def _config(thing):
         if hasattr(thing, "get_config"):
             return {"class": kind, **thing.get_config()}
         return keras.saving.serialize_keras_object(thing)
-    # A class that the user wrote may have no `get_config`, or it may fail.
+    # A class that the user wrote may have no `get_config`, or its `get_config` may fail.
     except Exception:
         plain = {"loss", "stop_training", *vars(keras.Model(name="plain"))}
         own = {name: value for name, value in vars(thing).items() if name[0] != "_" and name not in plain}
@@ -130,7 +133,7 @@ def _clean(value):
 
 
 def _digest(array):
-    """Returns a text with an array's shape and, if it is dense, with a hash of its rows or of a sample of its rows."""
+    """Returns a dict of an array's shape and, if the array is dense, of its dtype and a hash of all or some rows."""
     described = {"shape": [int(size or 0) for size in array.shape]}
     try:
         whole = getattr(array, "nbytes", 0) <= _WHOLE_BYTES

@@ -51,16 +51,19 @@ def run(
 ):
     """Trains and evaluates a model by a recipe; returns `Run(model, history, results)`.
 
-    First `preflight` checks the model and the data. The folder gets `recipe.json`, `checkpoints`, `history.csv` and, if
-    TensorBoard is installed, `tensorboard`; at the end `results.json` and `model.keras`, which takes raw images of
-    0..255 and has the class names. If a run is killed, the same call resumes it at the last checkpoint.
+    First, `preflight` checks the model and the data. During the run, the folder `out` contains `recipe.json`,
+    `history.csv`, the folder `checkpoints` and, if TensorBoard is installed, the folder `tensorboard`. At the end,
+    `results.json` and `model.keras` are added. The model in `model.keras` takes raw images of 0..255 and has the class
+    names. If a run is killed, the same call resumes it at the last checkpoint.
 
     Args:
         recipe: A `Recipe`.
-        make_dataset: Function that takes "train" or "test" and `keras_vit.data.pipeline` options; returns that dataset.
+        make_dataset: Function that returns a dataset. Its first argument is "train" or "test", and it takes the options
+            of `keras_vit.data.pipeline`.
         out: Path of the run's folder, which is created.
-        weights: The checkpoint to start from, as in `Recipe`; None: the recipe's; "none": random weights.
-        seed: Int, for the initial weights, the order and the augmentation.
+        weights: The checkpoint to start from, as in `Recipe`. None uses the recipe's checkpoint, and "none" uses random
+            weights.
+        seed: Int, the random seed of the initial weights, the order of the images and their augmentation.
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
         distribution, model_devices: As for `keras_vit.distribution.distributed`. A resumed run may use other devices.
@@ -69,8 +72,8 @@ def run(
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
-        ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or the
-            devices do not divide its batch.
+        ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or its
+            batch size is not a multiple of the number of devices that share a batch.
         RuntimeError: If the backend does not support this distribution; the message contains a remedy.
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
@@ -120,7 +123,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     one_hot = len(train.element_spec[1].shape) == 2
     if one_hot and kind == "int":
         options["labels"] = "one_hot"
-    # Pad the test batches, so that each device gets as many images. Padding has weight 0 in the metrics.
+    # Pad the test batches, so that all devices get equally many images. Padding has weight 0 in the metrics.
     test = make_dataset("test", **options, training=False, pad_remainder=split.parts > 1)
     if test.class_names != train.class_names or test.num_classes != train.num_classes:
         expected = f"Expected test images with the classes of the training images, {train.class_names[:5]} ..."
@@ -134,7 +137,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     synchronize(trained)
     compile_long_run(trained, length.total, verbose)
 
-    # The settings and images that must be the same when the run is resumed.
+    # These settings and images must be the same when the run is resumed.
     facts = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in TEXTS}
     facts |= {"train_images": train.num_images, "test_images": test.num_images, "weights": str(weights), "seed": seed}
     files = [getattr(dataset, "file_paths", []) for dataset in (train, test)]
@@ -144,7 +147,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     path = out / "recipe.json"
     if path.is_file() and CheckpointSlots(checkpoints).paths():
         here, other = json.loads(json.dumps(facts)), json.loads(path.read_text(encoding="utf-8"))
-        # If `recipe.json` lacks a setting, the run is older than the setting, so do not compare it.
+        # If `recipe.json` lacks a setting, an older version of this package wrote it, so do not compare this setting.
         different = sorted(key for key in here if here[key] != other.get(key, here[key]))
         if listed := ", ".join(f"{key}={other[key]!r} and not {here[key]!r}" for key in different):
             expected = "Expected `out` to be a new folder, or the folder of the same run"
@@ -157,7 +160,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     # Keep only the names of broken images from the datasets of earlier epochs, because a dataset takes much memory.
     broken, reading = set(), train
 
-    # `fit` calls this function twice for the first epoch.
+    # Cache the dataset, because `fit` calls this function twice for the first epoch.
     @functools.lru_cache(maxsize=1)
     def make_epoch(epoch):
         nonlocal reading
@@ -196,7 +199,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # The time since this process started the run, at step `first_step`.
+        # The seconds since this process started or resumed the run. It began at step `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": ended.first_step,
         "parameters": model.count_params(),
@@ -205,7 +208,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
-        # The names of the training table's columns of paths and labels.
+        # If the images are listed in a table, the names of its columns of paths and labels.
         "table_columns": getattr(train, "table_columns", None),
     }
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):

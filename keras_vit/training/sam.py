@@ -29,16 +29,18 @@ class _Gradients:
 
 
 class SAM(TrainingWrapper):
-    """Trains a model by sharpness-aware minimization: with the gradient at the nearby weights of the largest loss.
+    """Trains a model by sharpness-aware minimization (SAM), which minimizes the largest loss near the weights.
 
-    Each step computes the gradient g at the weights w, then a second one at `w + rho * g / ||g||` (global norm), and
-    applies it at w, at twice the cost. Both gradients use the same dropout. Compile and fit this wrapper; it returns
-    the model's outputs. `plain_model`, the given model, is trained in place. `save`, `export` and
-    `keras.callbacks.ModelCheckpoint` write only this model; `save_weights` adds the optimizer.
+    Each step computes the gradient g at the weights w and a second gradient at `w + rho * g / ||g||`, with the global
+    norm of g. It then updates w with the second gradient. A step costs twice as much as without SAM. Both gradients use
+    the same dropout. Compile and fit this wrapper; it returns the model's outputs. `plain_model` is the given model,
+    which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the given model;
+    `save_weights` also writes the optimizer.
 
     Args:
         model: The `keras.Model` to train.
-        rho: The radius of the neighborhood, above 0 (else a ValueError); 0.05 for ResNets, 0.1 to 0.2 for ViTs.
+        rho: Float, the radius of the neighborhood; 0.05 for ResNets, 0.1 to 0.2 for ViTs. If it is not above 0, a
+            ValueError is raised.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)

@@ -1,4 +1,4 @@
-"""Recipes: the settings of a training run. Builds the model, optimizer, loss and metrics of a recipe."""
+"""Defines recipes, the settings of training runs, and builds the model, optimizer, loss and metrics of a recipe."""
 
 import ast
 import contextlib
@@ -41,33 +41,40 @@ class Recipe:
         name: The name on the command line.
         source, cost, expected: The source of the recipe, and the time, hardware and result that the source reports.
         dataset: The TFDS name of the source's data.
-        train_split, test_split: TFDS splits to train on, and to evaluate on after each epoch and at the end.
-        holdout: Share of each class to test on if a folder has no test images, in (0, 1).
-        family: "vit", "bit", "coatnet" or "efficientnet", which `keras_vit.ViT`, `BiT`, `CoAtNet` or `EfficientNet`
-            builds.
-        variant, image_size, weights: As for that builder. If `weights` is a path, a model on a hub or the full name of
-            a published checkpoint, it determines the architecture, and `variant` is not used.
-        model: Other arguments of that builder.
+        train_split, test_split: The TFDS split to train on, and the TFDS split to evaluate on after each epoch and at
+            the end.
+        holdout: Float in (0, 1). If a folder has no test images, this share of each class is used for the test.
+        family: "vit", "bit", "coatnet" or "efficientnet". The model is built by `keras_vit.ViT`, `keras_vit.BiT`,
+            `keras_vit.CoAtNet` or `keras_vit.EfficientNet`.
+        variant, image_size, weights: Arguments of that builder. If `weights` is a path, a model on a hub or the full
+            name of a published checkpoint, it determines the architecture, and `variant` is not used.
+        model: Dict of other arguments of that builder.
         train, lora_rank: Weights to train: "all", "head", or "lora" (the head, and updates of rank `lora_rank`).
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
-        crop, crop_scale: The crop of the training images, "pretrain", "finetune", "pad" or "eval", as in
-            `keras_vit.data.Crop`, and the smallest share of the area that "pretrain" keeps, 0 to 1.
+        crop, crop_scale: `crop` is the crop of the training images, "pretrain", "finetune", "pad" or "eval", as in
+            `keras_vit.data.Crop`. `crop_scale` is the smallest share of the area that "pretrain" keeps, 0 to 1.
         flip: True mirrors half of the training images.
         policy: The augmentation, one of `keras_vit.data.POLICIES`.
-        label_smoothing: Share of each label spread over the classes, 0 to 1; 0 with "sigmoid" or the policy "deit".
+        label_smoothing: The share of each label that is spread over the classes, 0 to 1. It must be 0 with the loss
+            "sigmoid" and with the policy "deit".
         loss: "softmax", or "sigmoid" for a binary label per class.
-        batch_size: Images per batch; None: 16 to 64, depending on the number of training images.
-        steps, epochs, min_steps: Length of the run: `steps` batches, or `epochs`, but at least `min_steps` batches.
-        optimizer: "sgd", "adamw" (DeiT's name) or "adam" (the ViT paper's name for the same optimizer).
+        batch_size: Images per batch. None uses 16 to 64 images, depending on the number of training images.
+        steps, epochs, min_steps: The length of the run. Set either `steps`, the number of batches, or `epochs`. With
+            `epochs`, the run has at least `min_steps` batches.
+        optimizer: "sgd", "adamw" or "adam". "adamw" and "adam" are one optimizer, which DeiT calls AdamW and the ViT
+            paper calls Adam.
         learning_rate, sweep: The peak of the schedule, and the peaks that the source tried.
-        weight_decay: On kernels only; 0 with "sgd".
+        weight_decay: Float of at least 0, the weight decay of the kernels. It must be 0 with "sgd".
         clip: The largest global gradient norm; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
-        warmup_steps, warmup_epochs, warmup_percent: Linear warm-up in steps, epochs or percent of the run; at most one.
+        warmup_steps, warmup_epochs, warmup_percent: The length of the linear warm-up in steps, in epochs or in percent
+            of the run. Set at most one of the three.
         accumulate: Batches per update; `steps` and other lengths still count batches.
-        ema: Momentum of a moving average of the weights, which replaces them at the end; None for none.
-        layer_decay: The learning rate of a block / learning rate of the block above it; None for equal rates.
-        sam: The radius of sharpness-aware minimization; None for none.
+        ema: Momentum of a moving average of the weights. At the end, this average replaces the weights. None trains
+            without an average.
+        layer_decay: The learning rate of a block divided by the learning rate of the block after it, nearer to the
+            output. None gives all blocks the same learning rate.
+        sam: The radius of sharpness-aware minimization, as `rho` in `SAM`. None trains without it.
 
     Raises:
         ValueError: If a field is out of range, or two fields contradict each other.
@@ -177,8 +184,9 @@ class Recipe:
     def replace(self, changes):
         """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
 
-        `changes` maps fields, or "model." plus an argument of the builder, to values or their text as Python literals.
-        `steps` resets `epochs` and the reverse; both reset `min_steps`. A new warm-up resets both other warm-ups.
+        The keys of `changes` are fields, or "model." followed by an argument of the builder. The values may also be
+        strings that contain Python literals. New `steps` reset `epochs` and `min_steps`, and new `epochs` reset `steps`
+        and `min_steps`. A new warm-up resets the two other fields for warm-ups.
 
         >>> recipe = keras_vit.training.RECIPES["finetune_cifar"]
         >>> recipe.replace({"learning_rate": "0.01", "model.dropout_rate": 0.1}).model
@@ -225,7 +233,7 @@ logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """Builds a recipe's model for raw images of 0..255, not compiled. Freezes the layers that are not trained."""
+    """Builds the uncompiled model of a recipe, which takes raw images of 0..255. Freezes layers as in the recipe."""
     task = "multi_label" if recipe.loss == "sigmoid" else "single_label"
     given = {"image_size": recipe.image_size, "num_classes": num_classes, "class_names": class_names or None}
     given |= {"task": task, "include_preprocessing": True, "dtype": recipe.dtype, **recipe.model}
@@ -249,7 +257,7 @@ def optimizer(recipe, model, total_steps, warmup_steps):
         options["gradient_accumulation_steps"] = recipe.accumulate
     if recipe.ema:
         options |= {"use_ema": True, "ema_momentum": recipe.ema}
-    # The paper's Adam decays the weights as AdamW does.
+    # Use AdamW for "adam" too, because the ViT paper's Adam also decays the weights as AdamW does.
     made = SGD(schedule, **options) if recipe.optimizer == "sgd" else AdamW(schedule, recipe.weight_decay, **options)
     if recipe.layer_decay:
         made = LayerDecay.from_model(made, model, recipe.layer_decay)
@@ -313,7 +321,7 @@ class Lengths(NamedTuple):
 
 
 def batch_size_for(num_images):
-    """Chooses a batch size, a power of two from 16 to 64, for at least about 20 batches per epoch."""
+    """Returns 16, 32 or 64: the largest batch size with at least 20 batches per epoch, or 16 if there is none."""
     return min(64, max(16, 2 ** int(math.log2(max(1, num_images / 20)))))
 
 

@@ -1,4 +1,4 @@
-"""Sets which weights are trained: freezes layers, or adds LoRA through Keras' `Dense.enable_lora`."""
+"""Chooses the weights to train: freezes layers, or adds LoRA with Keras' `Dense.enable_lora`."""
 
 import math
 from typing import NamedTuple
@@ -36,14 +36,15 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     active in training.
 
     Args:
-        model: A model of this package's builders, with its own head or yours, or a model that nests one. The blocks of
-            a BiT are its residual units.
-        blocks: Int, the number of blocks to freeze after the embedding, which is always frozen. None freezes all layers
-            except the head, which is all layers after the backbone or, if the backbone is nested, outside of it.
+        model: A model of this package's builders, with its own head or yours, or a model that contains such a model as
+            a layer. The blocks of a BiT are its residual units.
+        blocks: Int, the number of blocks to freeze. The embedding is always frozen too. None freezes all layers except
+            the head. The head is all layers after the backbone and, if the backbone is nested in another model, all
+            layers outside of it.
 
     Raises:
-        ValueError: If the model has fewer blocks than `blocks` or has LoRA weights, no weights are left to train, or
-            a layer to train is quantized to integers.
+        ValueError: If `blocks` is larger than the number of blocks, the model has LoRA weights, no weights are left to
+            train, or a layer to train is quantized to integers.
 
     Example:
     >>> freeze(keras_vit.ViT("Ti/16", num_classes=10))
@@ -80,7 +81,7 @@ def unfreeze(model: keras.Model) -> Parameters:
     >>> unfreeze(model)
     Parameters(trainable=5526346, frozen=0)
     """
-    # On TensorFlow, setting an attribute to its current value does nothing, and inner layers would stay frozen.
+    # Set False first. On TensorFlow, setting True again would do nothing, and frozen inner layers would stay frozen.
     arguments.model(model).trainable = False
     model.trainable = True
     return count_parameters(model)
@@ -94,28 +95,30 @@ def has_lora(model: keras.Model) -> bool:
 def enable_lora(
     model: keras.Model, rank: int, *, alpha: float | None = None, train_head: bool = True, train_norms: bool = False
 ) -> Parameters:
-    """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the rest, in place.
+    """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the backbone's other weights, in place.
 
     The outputs do not change before training. Compile the model afterwards. Do not set `trainable` of its layers, since
-    Keras would unfreeze the kernels too. A .keras file contains the LoRA weights and which layers are frozen. In a
-    clone by `keras.models.clone_model`, the LoRA weights are new. Returns `Parameters(trainable, frozen)`.
+    Keras would unfreeze the kernels too. A .keras file stores the LoRA weights and which layers are frozen. In a clone
+    by `keras.models.clone_model`, the LoRA weights are new. Returns `Parameters(trainable, frozen)`.
 
     Args:
-        model: A ViT, CoAtNet or VT-ResNet of this package, with its own head or yours, or a model that nests one.
+        model: A ViT, CoAtNet or VT-ResNet of this package, with its own head or yours, or a model that contains such a
+            model as a layer.
         rank: Int of at least 1, the rank of the updates.
-        alpha: Float above 0; the updates are multiplied by `alpha / rank`. None for `rank`.
-        train_head: Bool, also train all layers above the backbone and around a nested backbone.
-        train_norms: Bool, also train all norms.
+        alpha: Float above 0. The updates are multiplied by `alpha / rank`, and None multiplies them by 1.
+        train_head: Bool, whether to train the head too: all layers after the backbone and, if the backbone is nested in
+            another model, all layers outside of it.
+        train_norms: Bool, whether to train all norms too.
 
     Raises:
-        ValueError: If the model has no transformer blocks, has LoRA already, or would train a quantized head.
+        ValueError: If the model has no transformer blocks or already has LoRA, or the head to train is quantized.
 
     Example:
     >>> enable_lora(keras_vit.ViT("Ti/16", num_classes=10), rank=4)
     Parameters(trainable=149386, frozen=5524416)
 
-    Reference: [arXiv 2106.09685](https://arxiv.org/abs/2106.09685), which adapts only query and value. Here query, key
-    and value are one projection with one shared down-projection.
+    Reference: [arXiv 2106.09685](https://arxiv.org/abs/2106.09685), which adapts only query and value. In this
+    package, one dense layer computes query, key and value, so they share LoRA's down-projection.
     """
     arguments.positive_int("rank", rank)
     arguments.optional(arguments.positive_number, "alpha", alpha)
@@ -129,7 +132,7 @@ def enable_lora(
     for layer in (*parts.below, *parts.above, *(() if train_head else parts.others)):
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
     for block in parts.blocks:
-        # Freeze the residual units of a ResNet, which have no dense layers, with the statistics of their norms.
+        # The residual units of a ResNet have no dense layers, so freeze them and the statistics of their norms.
         block.trainable = isinstance(block, CompositeLayer)
         for dense in _dense_layers([block]):
             dense.enable_lora(rank, lora_alpha=alpha)
@@ -143,10 +146,13 @@ def enable_lora(
 
 
 def merge_lora(model: keras.Model) -> keras.Model:
-    """Returns a new plain model with each LoRA update added to its kernel, fully trainable and not compiled.
+    """Returns a new model without LoRA, in which each LoRA update is added to its kernel.
+
+    The new model is fully trainable and is not compiled.
 
     Args:
-        model: A ViT after `enable_lora`, not quantized (else a ValueError is raised); it is not changed.
+        model: A model after `enable_lora`, which is not changed. If it has no LoRA or is quantized, a ValueError is
+            raised.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", num_classes=10)
@@ -175,7 +181,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _refuse_quantized(model, layers):
-    """Raises an error if a layer to train has an integer kernel, which has no gradient, unlike a float8 kernel."""
+    """Raises an error if a layer to train has an integer kernel, which has no gradient. Float8 kernels have one."""
     within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
     if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(

@@ -79,8 +79,8 @@ def test_missing_and_left_over_states_are_named(tmp_path, capsys):
     train(tmp_path, [stopping("loss"), stopping("loss")])
     train(tmp_path, [stopping("loss"), stopping("val_loss")])
     said = capsys.readouterr().out
-    assert "holds no state of EarlyStopping('val_loss'): starting afresh." in said
-    assert "holds the state of EarlyStopping('loss') 2, not among the callbacks: it is dropped." in said
+    assert "has no state of EarlyStopping('val_loss'), so they start afresh." in said
+    assert "has a state of EarlyStopping('loss') 2. It is not used, as `callbacks` lacks these." in said
 
 
 def test_fit_refuses_unsavable_callbacks(tmp_path):
@@ -122,7 +122,7 @@ def test_early_stopping_restores_the_validated_average(tmp_path):
     stopping, swap = keras.callbacks.EarlyStopping, keras.callbacks.SwapEMAWeights
     best = stopping("val_loss", patience=9, restore_best_weights=True)
     for wrong in ([swap(), best], [best, swap(swap_on_epoch=True)]):
-        refuses("EarlyStopping.'val_loss'. to restore the weights that were validated", swapped, "refused", wrong)
+        refuses("EarlyStopping.'val_loss'. to restore the averages of SwapEMAWeights", swapped, "refused", wrong)
     lowest, end, _ = swapped("best", [swap(swap_on_epoch=True), best])
     assert end == pytest.approx(lowest, rel=1e-5)
     _, end, last = swapped("last", [swap(swap_on_epoch=True), Stop(2)])
@@ -250,4 +250,4 @@ def test_pack_unpack_round_trip():
 
 @pytest.mark.parametrize("bad", [{1: 2}, {"a": {3}}, {"a": object()}, {"a": np.array(["text"])}, {"a": 1j}])
 def test_pack_unsupported_value_is_refused(bad):
-    refuses("Expected a state of dicts .* Received", pack, bad, {}, "x", error=TypeError)
+    refuses("Expected a state of lists.* Received", pack, bad, {}, "x", error=TypeError)

@@ -145,7 +145,7 @@ def test_preflight_logs_each_warning_once(model, caplog):
     with caplog.at_level(logging.WARNING, "keras_vit"):
         found = look(model, (RAW / 255, np.minimum(LABELS, 3)))
     assert len(caplog.messages) == len(found.warnings) == 2
-    assert "scaled to 0..1" in caplog.messages[0] and "none of 1 classes: 4" in caplog.messages[1]
+    assert "scaled to 0..1" in caplog.messages[0] and "no images of 1 classes: 4" in caplog.messages[1]
 
 
 def test_preflight_warns_of_float16_without_loss_scaling():

@@ -88,8 +88,8 @@ def test_serialized_schedule_is_equal(options):
         ({"warmup_steps": -1}, "`warmup_steps`.*at least 0"),
         ({"warmup_steps": 100}, "`warmup_steps`.*less than total_steps=100"),
         ({"decay": "stair"}, "`decay`.*one of 'constant', 'linear', 'cosine', 'rsqrt'"),
-        ({"decay": "constant", "end": 0.1}, "none with decay='constant'. Received: end"),
-        ({"timescale": 3}, "no options but end with decay='cosine'. Received: timescale"),
+        ({"decay": "constant", "end": 0.1}, "with decay='constant': none. Received: end"),
+        ({"timescale": 3}, "only these options with decay='cosine': end. Received: timescale"),
         ({"end": "low"}, "`end`.*finite number"),
     ],
 )
