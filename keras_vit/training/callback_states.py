@@ -85,7 +85,7 @@ def set_state(callback, state):
 
 
 def begin(callback, state):
-    """Calls `on_train_begin` of a callback. In a resumed run, `CSVLogger` keeps the rows before the checkpoint."""
+    """Calls `on_train_begin` of a callback. In a resumed run, `CSVLogger` keeps the rows of earlier epochs."""
     if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
         callback.on_train_begin()
         return

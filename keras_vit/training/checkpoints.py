@@ -153,7 +153,7 @@ def assign(model, arrays, facts, *groups):
             model.reset_metrics()
             continue
         for i, variable in enumerate(variables[group]):
-            # PyTorch's processes add up their metrics, so only process 0 gets the saved values, and every other one gets 0.
+            # PyTorch's processes add up their metrics, so process 0 gets the saved values, and every other one gets 0.
             value = arrays[f"{group}/{i:05d}"]
             in_process_0 = group == "metrics" and torch_group() and process_id()
             variable.assign(np.zeros_like(value) if in_process_0 else value)

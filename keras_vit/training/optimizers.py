@@ -128,7 +128,7 @@ class _Averaged:
         arguments.optional(arguments.positive_number, "global_clipnorm", options.get("global_clipnorm"))
         super().__init__(learning_rate, *args, **options)
         if self.use_ema and self.gradient_accumulation_steps:
-            # Keras averages after each batch, also between updates. So convert the momentum of an update to a batch.
+            # Keras averages after each batch, also between updates. Convert the momentum per update to one per batch.
             self.ema_momentum **= 1 / self.gradient_accumulation_steps
 
     @classmethod

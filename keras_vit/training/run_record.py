@@ -34,7 +34,10 @@ def describe_run(model, data, batch=None):
 
 
 def _loss_value(model, batch):
-    """Returns {"value": loss of random outputs}, to distinguish losses with one name, or {} if the loss is unknown."""
+    """Returns {"value": loss of random outputs}, or {} if the loss cannot be computed.
+
+    The value distinguishes losses that have the same name.
+    """
     graph, loss = functional_graph(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
