@@ -13,9 +13,10 @@ from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
 def with_sharding(tensor, name):
-    """Shards a tensor over devices by the active distribution's layout called `name`.
+    """Shards a tensor over devices with the layout that the active distribution has for `name`.
 
-    Returns the tensor unchanged if there is no such layout, or if a mesh axis does not divide the tensor's dimension.
+    Returns the tensor unchanged if there is no such layout, or if a sharded dimension of the tensor is not a multiple
+    of the number of devices on its mesh axis.
     """
     layout = active_layout(name)
     if layout is None:
@@ -27,7 +28,7 @@ def with_sharding(tensor, name):
 
 
 def active_layout(name):
-    """Returns the `keras.distribution.TensorLayout` called `name` of the active distribution, or None."""
+    """Returns the `keras.distribution.TensorLayout` that the active distribution has for `name`, or None."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.get_tensor_layout(name)
 
@@ -46,29 +47,32 @@ class MultiHeadSelfAttention(CompositeLayer):
         qk_norm: Bool, whether to layer-normalize queries and keys per head.
         layer_norm_epsilon: Float, the epsilon of all layer norms in this layer.
         max_relative_distance: Int or None. An int adds relative position embeddings: one vector per signed distance
-            of two tokens in the sequence, clipped to this int. Its product with the query is added to the scores.
+            of two tokens in the sequence, clipped to this int. The product of this vector and the query is added to the
+            scores.
         use_bias: Bool, whether queries, keys and values have a bias.
-        key_bias: Bool. False means that the keys have no bias.
+        key_bias: Bool. If False, the keys have no bias even if `use_bias` is True.
         output_norm: Bool, whether to layer-normalize the concatenated heads before the output projection.
-        rotary_layout: None, "halves" (rotates channels i and i + head_dim / 2 together) or "pairs" (2i and 2i + 1).
+        rotary_layout: The channels that rotary embeddings rotate together: "halves" (channels i and i + head_dim / 2)
+            or "pairs" (channels 2i and 2i + 1). None for no rotary embeddings.
         seed: Int or None, the random seed of the dropout.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).
         sizes: (batch, num_tokens) or None, the number of patches merged into each token. log(sizes) is added to the
             attention scores, as in token merging (ToMe).
-        rotary: The output of `RotaryEmbedding`, which rotates the queries and keys of the patches, not of the tokens
-            before the patches. Required if `rotary_layout` is set.
+        rotary: The output of `RotaryEmbedding`, required if `rotary_layout` is set. The queries and keys of the patches
+            are rotated. The tokens before the patches are not rotated.
         return_attention_scores: Bool, whether to return the attention weights too.
         return_keys: Bool, whether to return the keys too, averaged over the heads.
-        num_queries: Int, the number of leading tokens that get outputs, and attend to all tokens. None means all.
+        num_queries: Int or None. With an int, the layer returns outputs only for this many leading tokens. They still
+            attend to all tokens. None means outputs for all tokens.
 
     Returns:
         The outputs, (batch, num_queries, hidden_dim). If requested, a tuple that also contains the attention weights,
         (batch, num_heads, num_queries, num_tokens), and the keys, (batch, num_tokens, head_dim).
 
     Raises:
-        ValueError: If there are more heads than channels and no `head_dim`, or only one of `rotary_layout` and
+        ValueError: If `head_dim` is None and there are more heads than channels, or if only one of `rotary_layout` and
             `rotary` is given.
 
     Example:
@@ -76,8 +80,8 @@ class MultiHeadSelfAttention(CompositeLayer):
     (1, 197, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendices A and D.4; sizes: [arXiv
-    2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initialized as in the official Flax code: Xavier uniform
-    for query, key, value and output each, zero biases.
+    2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initialized as in the official Flax code:
+    Xavier uniform, separately for the kernels of query, key, value and output, and zeros for the biases.
     """
 
     def __init__(
@@ -209,8 +213,8 @@ class MultiHeadSelfAttention(CompositeLayer):
     def _project_by_heads(self, tokens):
         """Returns queries, keys and values as (batch, num_tokens, 3, num_heads, head_dim), with the heads sharded.
 
-        If the columns of the fused kernel were sharded instead, a device would get parts of queries, keys and values
-        that do not belong together, and XLA would copy all products to each device.
+        If the columns of the fused kernel were sharded instead, a device could get queries of one head and keys of
+        another. XLA would then copy all queries, keys and values to each device.
         """
         kernel = ops.reshape(self.qkv.kernel, (-1, 3, self.num_heads, self.key_dim))
         kernel = with_sharding(kernel, "heads of a kernel")
@@ -239,7 +243,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
 
 class _KeysWithoutBias(Dense):
-    """The projection to queries, keys and values. Its bias vector includes the keys, but is not added to them."""
+    """The projection to queries, keys and values. The keys have entries in the bias vector, but these are not used."""
 
     def call(self, inputs, training=None):
         return dense(inputs, self.kernel, self.bias_without_keys())

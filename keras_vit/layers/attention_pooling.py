@@ -12,14 +12,14 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AttentionPooling(CompositeLayer):
-    """Pools tokens to (batch, hidden_dim): a learned query attends to them, then a residual MLP follows ("MAP head").
+    """Pools tokens to (batch, hidden_dim): a learned query attends to the tokens, and a residual MLP follows ("MAP").
 
     Args:
         num_heads: Int, the number of attention heads.
         mlp_dim: Int, the hidden width of the MLP.
         activation: As in `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norm before the MLP.
-        num_prefix_tokens: Int, the number of tokens before the patches, which are not pooled.
+        num_prefix_tokens: Int, the number of tokens before the patches. These tokens are not pooled.
 
     Call arguments:
         tokens: (batch, num_tokens, hidden_dim).

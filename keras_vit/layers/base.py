@@ -14,7 +14,7 @@ class Layer(keras.layers.Layer):
 
     @property
     def inherited(self):
-        """The arguments for inner layers. `trainable` keeps the inner layers of a loaded frozen layer frozen."""
+        """The arguments for inner layers. With `trainable`, they stay frozen when a frozen layer is loaded."""
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
     def set_booleans(self, **values):
@@ -25,12 +25,12 @@ class Layer(keras.layers.Layer):
     def run(self, layer, x, **kwargs):
         """Returns `layer(x, **kwargs)` for an inner layer.
 
-        If the inner layer has this layer's dtype, without mixed precision, and is not quantized, calls only
-        `layer.call`, because Keras' steps before and after `call` take longer than a small model's matrix products.
-        Hooks and activity regularizers of the inner layer then have no effect.
+        If possible, this method calls only `layer.call`, because in small models the work of Keras before and after
+        `call` takes longer than the matrix products. Hooks and activity regularizers of the inner layer then have no
+        effect.
         """
         # In mixed precision, Keras casts the variables before `call`. In a distribution, Keras shards the output after
-        # `call`. So call the whole layer in both cases.
+        # `call`. In both cases, use `layer(x)`, which includes these steps. Quantized layers need `layer(x)` too.
         is_plain = layer.compute_dtype == layer.variable_dtype == self.compute_dtype and layer.quantization_mode is None
         if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
             return layer(x, **kwargs)
@@ -47,7 +47,8 @@ class Layer(keras.layers.Layer):
             *input_shapes: The shape of each input tensor, including the batch axis, which may be None or any size.
 
         Returns:
-            Int, 0 for a layer without matrix products and convolutions; None if unknown for an inner layer.
+            Int, 0 for a layer without matrix products and convolutions. None if the number is unknown for an inner
+            layer.
 
         Example:
         >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
@@ -62,7 +63,8 @@ class Layer(keras.layers.Layer):
     def cost_steps(self, input_shape, **call_arguments):
         """Returns a list of (name, multiply-adds, activations kept for the gradient) per step of a call on one image.
 
-        None means the operations in `call` if `adds_up` is True, else one product with the layer's `kernel`, if any.
+        If the method returns None and `adds_up` is True, the steps are the operations in `call`. If it returns None and
+        `adds_up` is False, there is one step: the product with the layer's `kernel`, if the layer has one.
         """
         return None
 
@@ -95,7 +97,7 @@ class CompositeLayer(Layer):
         self._changes = changes
 
     def restore_changes(self):
-        """Applies the LoRA, quantization and freezing in the config to the inner layers."""
+        """Applies to the inner layers the LoRA, quantization and freezing that the config contains."""
         changes, self._changes = self._changes or {}, None
         layers = self._dense_layers_by_path()
         for path, options in changes.get("lora", {}).items():
@@ -144,7 +146,7 @@ class CompositeLayer(Layer):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """Returns the path of a weight or inner layer relative to this layer, which is the same in every model."""
+        """Returns the path of a weight or inner layer relative to this layer. It does not depend on the model."""
         return path.removeprefix(f"{self.path}/")
 
 

@@ -8,7 +8,7 @@ import keras
 
 
 class Step(NamedTuple):
-    """A step of a call: its multiply-adds (None if unknown), and the count of numbers kept for the gradient."""
+    """A step of a call, its multiply-adds (None if unknown) and how many numbers training keeps for its gradient."""
 
     name: str
     multiply_adds: int | None
@@ -20,25 +20,28 @@ def _classes(pattern):
     return tuple(kind for name, kind in vars(keras.layers).items() if re.fullmatch(pattern, name))
 
 
-# (layer classes, function that returns the multiply-adds for one output value). In grouped convolutions, the kernel's
-# input axis has the channels of one group. LoRA multiplies its two factors once per batch, which is not counted.
+# (layer classes, function that returns the multiply-adds for one output value). In a grouped convolution, the input
+# axis of the kernel has the channels of one group, so the same function is correct. With LoRA, Keras multiplies the two
+# factors once per batch. This product is not counted.
 PRODUCTS = (
     (keras.layers.Dense, lambda layer, x: x.shape[-1]),
     (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
     (_classes("Conv[123]D"), lambda layer, x: math.prod(layer.kernel.shape[:-1])),
 )
-# The layers in VIEWS only return or reshape their input at inference. The layers in FREE have no multiply-adds.
+# The layers in VIEWS only return or reshape their input at inference. The layers in FREE have no multiply-adds,
+# because only matrix products and convolutions are counted.
 VIEWS = _classes("Identity|Flatten|Reshape|ActivityRegularization|Gaussian.*|.*Dropout|Random(?!Crop).*")
 FREE = VIEWS + _classes(
     "(Batch|Group|Layer|RMS|Unit)?Normalization|.*Pooling[123]D|Activation|.*ReLU|ELU|Softmax|Add|Average|Concatenate|"
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-# Operations of `keras.ops` that add no kept activation: the output is a view, or training keeps only the output.
+# Operations of `keras.ops` that do not increase the memory for the gradient. Their output is a view of their input, or
+# training keeps only their output, and not their input.
 VIEW_OPERATIONS = (
     "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
 )
-# Operations that multiply matrices, but whose multiply-adds are not counted.
+# These operations multiply matrices. Their multiply-adds are unknown, because this module does not compute them.
 UNKNOWN_OPERATIONS = (
     ".*(Conv|[Dd]ot|Einsum|FFT|STFT|Cholesky|Solve).*|Correlate|Cross|Det|Eigh?|Inner|Inv|Kron|Lstsq|LuFactor|Qr|SVD"
 )
@@ -71,7 +74,7 @@ def operation_steps(operation, args, kwargs, output):
 
 
 def total(steps):
-    """Returns the sum of the multiply-adds of all steps, or None if a step has an unknown number."""
+    """Returns the sum of the multiply-adds of all steps, or None if the number of a step is unknown."""
     products = [step.multiply_adds for step in steps]
     return None if None in products else sum(products)
 

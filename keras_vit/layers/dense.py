@@ -4,7 +4,8 @@ from keras import ops
 
 from keras_vit.layers import kernels
 
-# In a weights file, Keras uses numbers as keys. A layer with LoRA also saves its factors and scale under these keys.
+# Keras saves the weights of a layer under numbers, such as "0". `Dense` also saves its LoRA factors and their scale,
+# under the names below.
 _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 
@@ -21,7 +22,7 @@ class Dense(keras.layers.Dense):
 
     @property
     def dtype_policy(self):
-        """The dtype policy of this layer. If it is in a `DTypePolicyMap`, Keras' property returns the whole map."""
+        """The dtype policy of this layer. From a `DTypePolicyMap`, returns only the policy for this layer's path."""
         policy = super().dtype_policy
         is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
         return policy[self.path] if is_map and self.path else policy
@@ -40,7 +41,8 @@ class Dense(keras.layers.Dense):
         # If the config enables LoRA, Keras' `build` sets alpha to the rank, so restore the alpha of the config.
         self.lora_alpha = alpha
 
-    # Keras would save LoRA merged into the rounded kernel. Loaded factors would both be zero and get no gradient.
+    # Save the LoRA factors too. Keras saves only the sum of kernel and LoRA, rounded to the kernel's precision. When it
+    # loads the file, it sets both factors to zero, so that they get no gradient.
     def save_own_variables(self, store):
         enabled = self.lora_enabled
         self.lora_enabled = False

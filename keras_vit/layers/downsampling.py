@@ -14,7 +14,7 @@ from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 class MaxPooling2D(keras.layers.MaxPooling2D):
     """`keras.layers.MaxPooling2D` with padding "same" for images of (batch, height, width, channels).
 
-    On PyTorch, this class pads with -inf, because the compiled gradient of Keras' padding fails.
+    On PyTorch, this class pads the images itself, with -inf, because the compiled gradient of Keras' padding fails.
     """
 
     def call(self, images):
@@ -34,7 +34,8 @@ def pooling(pool_type, padding, name, dtype):
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
     kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
-    # Windows of 2 x 2 need padding only at the end of an odd side, and averages exclude the padding.
+    # Use "same" for symmetric padding too. The windows are 2 x 2 in this case, so that only the end of an odd side is
+    # padded, and averages exclude the padding.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 
 

@@ -12,12 +12,12 @@ from keras_vit.config import ModelConfig, Preprocessing, preprocessing_record
 class ImageNormalization(keras.layers.Layer):
     """The first layer of each model. It stores the model's config and, with `apply=True`, scales the images.
 
-    Because a layer stores the config, saved, cloned and extended models keep it.
+    Saved, cloned and extended models keep the config, because they keep this layer.
 
     Args:
         preprocessing: A `keras_vit.Preprocessing`, or a dict of its fields; None for the default.
-        apply: Bool. True scales raw images x of 0..255 to `(low + x / 255 * (high - low) - mean) / std`, where
-            `value_range` is (low, high). False returns images unchanged.
+        apply: Bool. True scales raw images x of 0..255 to `(low + x / 255 * (high - low) - mean) / std`. (low, high) is
+            the `value_range` of `preprocessing`, which also contains `mean` and `std`. False returns images unchanged.
         folded: Bool, only with `apply`. True returns raw images unchanged, because the next layer's kernel includes the
             scaling. See `keras_vit.fold_preprocessing`.
         class_names: The class names in the order of the outputs, or None.
@@ -28,7 +28,8 @@ class ImageNormalization(keras.layers.Layer):
     Input and output shape: (batch, height, width, channels). The output is float32 under any dtype policy.
 
     Raises:
-        ValueError: If an argument is out of range, the constants do not fit the channels, or only `folded` is True.
+        ValueError: If an argument is out of range, the number of constants in `preprocessing` does not fit the
+            channels, or `folded` is True but `apply` is False.
 
     Example:
     >>> layer = keras_vit.layers.ImageNormalization(apply=True)
@@ -51,7 +52,7 @@ class ImageNormalization(keras.layers.Layer):
         apply = arguments.boolean("apply", apply)
         if config is None:
             preprocessing = preprocessing_record({} if preprocessing is None else preprocessing)
-            # `build` compares `mean` and `std` with the number of channels, which is unknown here.
+            # The number of channels is not known yet. So take the number of constants, which `build` checks later.
             channels = max(len(preprocessing.mean), len(preprocessing.std))
             config = {"preprocessing": preprocessing, "include_preprocessing": apply, "in_channels": channels}
             config = ModelConfig(**config, class_names=class_names, task=task)
@@ -98,6 +99,7 @@ class ImageNormalization(keras.layers.Layer):
 
     def call(self, images):
         # On JAX, `fit`, `evaluate` and `predict` do not compare the shape of images with the model's input shape.
+        # So compare them in this call.
         if self.config is not None and not isinstance(images, keras.KerasTensor):
             expected = (None, *self.config.image_size, self.config.in_channels)
             arguments.image_shape("images", tuple(images.shape), expected)

@@ -1,4 +1,4 @@
-"""Initializers with NumPy's random numbers: a seed gives equal weights on each backend, and JAX builds faster."""
+"""Initializers with NumPy's random numbers. A seed gives equal weights on all backends. JAX builds models faster."""
 
 import math
 import os
@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-# Each random generator fills this many numbers. PIECE is fixed, so weights do not depend on the number of threads.
+# Each random generator draws at most this many numbers. PIECE is fixed, so weights do not depend on the number of
+# threads.
 PIECE = 2**20
 
 
@@ -47,7 +48,7 @@ class GlorotUniform(keras.initializers.GlorotUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LecunNormal(keras.initializers.LecunNormal):
-    """`keras.initializers.LecunNormal` with NumPy's random numbers. Fan-in: all kernel axes but the last."""
+    """`keras.initializers.LecunNormal` with NumPy's random numbers. All kernel axes but the last form the fan-in."""
 
     def __call__(self, shape, dtype=None):
         truncated_stddev = 0.87962566103423978
@@ -57,7 +58,10 @@ class LecunNormal(keras.initializers.LecunNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class FanOutNormal(keras.initializers.HeNormal):
-    """Normal numbers of standard deviation `sqrt(2 / fan_out)`, as in EfficientNet. Fan-out excludes the input axis."""
+    """Normal numbers of standard deviation `sqrt(2 / fan_out)`, as in EfficientNet.
+
+    The fan-out is the product of all kernel axes except the input axis, the last but one.
+    """
 
     def __call__(self, shape, dtype=None):
         fan_out = math.prod(shape[:-2]) * shape[-1]
@@ -65,20 +69,20 @@ class FanOutNormal(keras.initializers.HeNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """Returns Glorot uniform for given fans, because the shape of a QKV kernel shows the sum of three fan-outs."""
+    """Returns a Glorot uniform initializer for given fans. A fused QKV kernel's shape would give a triple fan-out."""
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 
 
 def truncated_normal(rng, out, dtype):
-    """Fills `out` with standard normal numbers of at most two standard deviations."""
+    """Fills `out` with standard normal numbers between -2 and 2."""
     rng.standard_normal(out=out, dtype=dtype)
     while (far := np.abs(out) > 2).any():
         out[far] = rng.standard_normal(np.count_nonzero(far), dtype=dtype)
 
 
 def draw(fill, scale, shift, shape, dtype, seed):
-    """Fills a tensor with random numbers by `fill(rng, out=, dtype=)` in threads, times `scale`, plus `shift`."""
+    """Returns a tensor of random numbers, times `scale`, plus `shift`. `fill(rng, out=, dtype=)` draws the numbers."""
     dtype = dtype or keras.config.floatx()
     size = math.prod(shape)
     starts = range(0, size, PIECE)

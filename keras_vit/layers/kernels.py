@@ -7,7 +7,8 @@ import math
 import keras
 from keras import ops
 
-# If there are more than _LONG tokens (724 x 724 pixels in patches of 16), attention computes _SLICE queries at a time.
+# If there are more than _LONG tokens (724 x 724 pixels in patches of 16), attention computes at most _SLICE queries at
+# a time.
 _LONG, _SLICE = 2048, 512
 
 
@@ -20,7 +21,8 @@ def dense(x, kernel, bias=None):
         return functional.linear(x, kernel.T, None if bias is None else ops.convert_to_tensor(bias))
     dtype, shape = keras.backend.result_type(x.dtype, kernel.dtype), ops.shape(x)
     if keras.backend.backend() == "jax" and len(shape) > 2:
-        # On CPUs, XLA computes the gradients of a ViT-B/16 1.9 times as fast for a matrix with one row per token.
+        # Make `x` a matrix with one row per token. On CPUs, XLA then computes the gradients of a ViT-B/16 1.9 times as
+        # fast.
         x = ops.reshape(x, (math.prod(shape[:-1]), shape[-1]))
     if keras.backend.backend() == "jax" and x.dtype == kernel.dtype == "bfloat16" and not _has_gpu():
         import jax.numpy as jnp
@@ -37,7 +39,7 @@ def activate(x, activation):
     """Returns `activation(x)`. On JAX, computes the exact GELU with erf in float32."""
     if keras.backend.backend() != "jax" or activation is not keras.activations.gelu:
         return activation(x)
-    # JAX's GELU uses erfc, which takes several times as long, and in bfloat16 rounds after each step.
+    # JAX's own GELU uses erfc, which takes several times as long as erf. In bfloat16, it also rounds after each step.
     y = ops.cast(x, "float32")
     return ops.cast(0.5 * y * (1 + ops.erf(y * math.sqrt(0.5))), x.dtype)
 
@@ -65,17 +67,17 @@ def _has_gpu():
 
 
 def attend(query, key, value, bias, training=False):
-    """Computes `softmax(Q K^T / sqrt(head_dim)) V` without keeping the weights.
+    """Computes `softmax(Q K^T / sqrt(head_dim) + bias) V`. `bias` may be None.
 
-    Inputs and output: (batch, num_tokens, num_heads, head_dim), where there may be fewer queries than keys. Uses the
-    backend's fused kernel. If there is none, long sequences are computed in slices of queries, so that memory grows
-    linearly with their length.
+    `query`, `key`, `value` and the output are (batch, num_tokens, num_heads, head_dim). There may be fewer queries than
+    keys. The backend's fused kernel is used if it supports the inputs. If not, long sequences are computed in slices of
+    queries, so that memory grows linearly with the number of tokens.
     """
     if keras.backend.backend() == "jax" and has_fused_kernel() and _suits_cudnn(query, key):
         return _attend_by_cudnn(query, key, value, bias)
     query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
     if keras.backend.backend() == "torch" and has_fused_kernel():
-        # Keras' operation would copy the inputs, and does not take a bias.
+        # On PyTorch, `ops.dot_product_attention` would copy the inputs, and does not accept a bias.
         from torch.nn import functional
 
         x = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
@@ -85,7 +87,8 @@ def attend(query, key, value, bias, training=False):
 
 
 def _suits_cudnn(query, key):
-    # cuDNN needs a 16-bit dtype and as many queries as keys. In float32, JAX would not use it and keep all scores.
+    # cuDNN needs as many queries as keys, and a 16-bit dtype. In float32, JAX computes attention without cuDNN and
+    # keeps all scores, which takes too much memory for long sequences.
     is_short = keras.backend.standardize_dtype(query.dtype) != "float32" or not _is_long(query.shape[1])
     return is_short and query.shape[1] == key.shape[1]
 
@@ -108,7 +111,8 @@ def _odd_attention():
     def attend_odd(query, key, value, bias):
         return ops.dot_product_attention(query, key, value, bias)
 
-    # cuDNN has no gradient for odd numbers of tokens. Adding a masked token is faster than attention without cuDNN.
+    # cuDNN has no gradient for odd numbers of tokens, so add a masked token for the gradient. This is faster than
+    # attention without cuDNN.
     attend_odd.defvjp(lambda *inputs: jax.vjp(_attend_padded, *inputs), lambda pullback, gradient: pullback(gradient))
     return attend_odd
 
@@ -151,12 +155,13 @@ def _attend_in_slices(query, key, value, bias, training):
     size = -(-length // count)
 
     def slices(x):
-        """Returns (slices, batch, heads, queries, channels); the last slice is padded."""
+        """Returns `x` in slices of queries, (slices, batch, heads, queries, channels). The last slice is padded."""
         x = ops.pad(x, ((0, 0), (0, 0), (0, count * size - length), (0, 0)))
         return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
 
     step = keras.remat(attend_slice) if training else attend_slice
-    # On TensorFlow, `keras.remat` does not accept None, and computes gradients only for the function's arguments.
+    # Pass the bias only if there is one, and as an argument. On TensorFlow, `keras.remat` does not accept None, and
+    # computes gradients only for the function's arguments. A bias with one row for all queries is not sliced.
     by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
     parts = [query] if bias is None or by_key else [query, bias]
     # Use a loop over the slices. Without it, XLA and TensorFlow would compute all slices at the same time.
@@ -166,7 +171,7 @@ def _attend_in_slices(query, key, value, bias, training):
 
 
 def _is_long(length):
-    # A length that is known only at run time is None in TensorFlow and a symbol in JAX's export.
+    # Sequences of unknown length are never sliced. Their length is None in TensorFlow and a symbol in JAX's export.
     return isinstance(length, int) and length > _LONG
 
 

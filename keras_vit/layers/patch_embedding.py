@@ -19,7 +19,7 @@ def unfold(images, patch_size):
     """Cuts images into flattened patches, (batch, rows * columns, patch_height * patch_width * channels)."""
     images, rows, columns = whole_patches(images, patch_size)
     ph, pw = patch_size
-    # The pixels and channels of a row in a patch are contiguous in memory, so treat them as one axis.
+    # The pixels in one row of a patch, with their channels, are contiguous in memory. So treat them as one axis.
     width = pw * images.shape[-1]
     x = ops.transpose(ops.reshape(images, (-1, rows, ph, columns, width)), (0, 1, 3, 2, 4))
     return ops.reshape(x, (-1, rows * columns, ph * width))
@@ -29,8 +29,8 @@ def unfold(images, patch_size):
 class Patches(Layer):
     """Cuts images into flattened patches, without a projection.
 
-    Patches are in row-major order, channels last. Pixels at the bottom and right that do not fill a patch are dropped.
-    An image that is smaller than one patch raises a ValueError.
+    The patches of an image are in row-major order, and so are the pixels of a patch, with channels last. Pixels at the
+    bottom and right that do not fill a patch are dropped. An image that is smaller than one patch raises a ValueError.
 
     Args:
         patch_size: Int, or (height, width), in pixels.

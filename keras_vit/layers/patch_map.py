@@ -11,11 +11,11 @@ class PatchMap(Layer):
 
     Args:
         patch_size: Int, or (height, width), in pixels.
-        num_prefix_tokens: Int, the number of tokens before the patches, which are dropped.
+        num_prefix_tokens: Int, the number of tokens before the patches. These tokens are dropped.
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim).
-        images: (batch, height, width, channels), the images of the patches. Only their size is read.
+        images: (batch, height, width, channels), the images that the patches are from. Only their size is read.
 
     Example:
     >>> layer = keras_vit.layers.PatchMap(16, num_prefix_tokens=1)
@@ -33,7 +33,7 @@ class PatchMap(Layer):
 
     def call(self, tokens, images):
         batch, *image_size, _ = ops.shape(images)
-        # Pass the batch size instead of -1, with which a wrong number of tokens may not raise an error.
+        # Pass the batch size instead of -1. With -1, a wrong number of tokens may not raise an error.
         shape = (batch, *arguments.grid_size(image_size, self.patch_size), tokens.shape[-1])
         return ops.reshape(tokens[:, self.num_prefix_tokens :], shape)
 

@@ -17,8 +17,9 @@ class PositionEmbedding(Layer):
     """Adds position embeddings to the tokens, for any number of patch rows and columns.
 
     Args:
-        grid_size: (rows, columns) of the patches that have stored embeddings. Other grids get resized embeddings.
-            None takes the grid from the first input: from `images`, or a square grid of its patches.
+        grid_size: (rows, columns) of the patches that have stored embeddings, which are resized for another grid. None
+            takes the grid of the first input: from the size of its `images` or, without `images`, a square grid of
+            its patches.
         method: "learned" (one vector per patch), "learned2d" (one vector per column for the first half of the channels,
             one per row for the second half) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.
@@ -30,8 +31,8 @@ class PositionEmbedding(Layer):
 
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.
-        images: (batch, height, width, channels), the images of the patches. Only their size is read, which determines
-            the grid. If there are none, the grid is `grid_size`, and another number of tokens raises a ValueError.
+        images: (batch, height, width, channels) or None, the images that the patches are from. Only their size is read.
+            It determines the grid. If no images are passed, the grid is `grid_size`, and the tokens must match it.
 
     Example:
     >>> layer = keras_vit.layers.PositionEmbedding((14, 14), num_prefix_tokens=1)
@@ -93,7 +94,7 @@ class PositionEmbedding(Layer):
                 self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
 
     def _found_grid(self, length, images_shape):
-        """Returns the (rows, columns) of the patches by the image size or, if there are no images, of a square."""
+        """Returns (rows, columns) of the patches, from the image size or, without images, from a square grid."""
         if images_shape is not None and None not in images_shape[1:3]:
             return arguments.grid_size(images_shape[1:3], self.patch_size)
         patches = None if length is None else length - self.num_prefix_tokens
@@ -142,7 +143,8 @@ class PositionEmbedding(Layer):
 
     def _is_own(self, grid_size):
         """Returns True if `grid_size` is known and equals the grid of the stored embeddings."""
-        # A side may be a tensor or a symbol of torch.export. A comparison would fix a symbol to the example's size.
+        # A side may be a tensor or a symbol of torch.export. Comparing a symbol with a number would make torch.export
+        # fix the image size.
         return all(type(side) is int for side in grid_size) and grid_size == self.grid_size
 
     def _resize(self, embeddings, grid_size, hidden_dim):
@@ -162,14 +164,14 @@ class PositionEmbedding(Layer):
 
 def _sincos(length, channels):
     """Returns the sines, then the cosines, of the positions 0 to length - 1, as (length, channels)."""
-    # PyTorch cannot compile NumPy arrays.
+    # Compute this with `ops`, because PyTorch cannot compile NumPy arrays.
     frequencies = 10_000.0 ** -(ops.arange(channels // 2, dtype="float32") / max(1, channels // 2 - 1))
     angles = ops.arange(length, dtype="float32")[:, None] * frequencies
     return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
 
 
 def _join_axes(columns, rows):
-    """Concatenates the column's and the row's embedding for each patch, (rows, columns, channels)."""
+    """Returns the embeddings of the column and the row of each patch, concatenated, as (rows, columns, channels)."""
     num_rows, num_columns, channels = ops.shape(rows)[0], ops.shape(columns)[0], columns.shape[-1]
     columns = ops.broadcast_to(columns[None], (num_rows, num_columns, channels))
     rows = ops.broadcast_to(rows[:, None], (num_rows, num_columns, channels))

@@ -16,7 +16,8 @@ class Rotary(NamedTuple):
 
     layout: str
     theta: float
-    normalized: bool = False  # Positions are from -1 to 1 turns on each axis, instead of row and column numbers.
+    # True: positions go from -1 to 1 on each axis and are multiplied by 2 pi. False: they are row and column numbers.
+    normalized: bool = False
     columns_first: bool = False  # The first half of the frequencies belongs to the columns, not to the rows.
 
 
@@ -34,8 +35,9 @@ class RotaryEmbedding(Layer):
     """Computes 2-D rotary position embeddings for images of any size. Blocks use them to rotate queries and keys.
 
     Args:
-        kind: "dinov3" (positions from -1 to 1, theta 100, rotary layout "halves"), "eva02" (row and column numbers,
-            theta 10,000, rotary layout "pairs") or "axial" (RoPE-ViT: as "eva02", but theta 100 and columns first).
+        kind: "dinov3" (positions from -1 to 1 times 2 pi, theta 100, rotary layout "halves"), "eva02" (row and column
+            numbers, theta 10,000, rotary layout "pairs") or "axial" (RoPE-ViT). "axial" differs from "eva02" in two
+            points: theta is 100, and the first half of the channels encodes the column instead of the row.
         head_dim: Int, the width of a head, a multiple of 4.
         patch_size: Int or (height, width), in pixels.
         grid_size: (rows, columns). Positions are scaled to the range of this grid, as in EVA-02. None: no scaling.
@@ -50,7 +52,7 @@ class RotaryEmbedding(Layer):
     >>> keras_vit.layers.RotaryEmbedding("dinov3", head_dim=64, patch_size=16)(np.zeros((1, 224, 224, 3))).shape
     (196, 2, 64)
 
-    Reference: [arXiv 2104.09864](https://arxiv.org/abs/2104.09864), section 3.4.2, for each of two axes.
+    Reference: [arXiv 2104.09864](https://arxiv.org/abs/2104.09864), section 3.4.2, applied to rows and columns.
     """
 
     def __init__(self, kind, head_dim, patch_size, grid_size=None, **kwargs):
@@ -69,7 +71,7 @@ class RotaryEmbedding(Layer):
         return self.angles(arguments.grid_size(ops.shape(images)[1:3], self.patch_size))
 
     def angles(self, grid_size):
-        """Returns the cosines and sines for a grid of (rows, columns), (rows * columns, 2, head_dim)."""
+        """Returns the cosines and sines for a grid of (rows, columns), as (rows * columns, 2, head_dim)."""
         kind, (rows, columns) = KINDS[self.kind], grid_size
         own = self.grid_size or (None, None)
         by_row, by_column = (
@@ -89,7 +91,7 @@ class RotaryEmbedding(Layer):
     def _axis_angles(self, kind, length, scaled):
         """Returns the rotation angles of each position along one axis, (length, head_dim / 4)."""
         quarter = self.head_dim // 4
-        # PyTorch cannot compile NumPy arrays.
+        # Compute this with `ops`, because PyTorch cannot compile NumPy arrays.
         frequencies = kind.theta ** -(ops.arange(quarter, dtype="float32") / quarter)
         positions = ops.arange(length, dtype="float32")
         if kind.normalized:
@@ -104,9 +106,9 @@ class RotaryEmbedding(Layer):
 
 
 def rotate(x, angles, layout):
-    """Rotates the queries or keys `x`, (batch, num_tokens, num_heads, head_dim), of the patches, the last tokens."""
+    """Returns queries or keys, (batch, num_tokens, num_heads, head_dim), and rotates the last tokens, the patches."""
     dtype = x.dtype
-    # Keras casts the inputs of layers, including the cosines and sines, to the compute dtype.
+    # Keras has cast the cosines and sines to the compute dtype of the layer that calls this. Compute in float32.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
     num_prefix = ops.shape(x)[1] - ops.shape(angles)[0]
     prefix, patches = x[:, :num_prefix], x[:, num_prefix:]

@@ -6,7 +6,7 @@ from keras import ops
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """Returns `token_merging`, or half of the patches if that is less. `num_tokens` may be a tensor or None."""
+    """Returns how many patches merge: `token_merging`, at most half of them. `num_tokens` may be a tensor or None."""
     if num_tokens is None:
         return None
     half = (num_tokens - num_prefix_tokens) // 2
@@ -37,7 +37,8 @@ def match(keys, token_merging, num_prefix_tokens=0):
     of_sources = ops.where(merges, num_kept + target, place_if_kept)
     of_targets = num_kept + ops.arange(ops.shape(targets)[1], dtype="int32")
     of_targets = ops.broadcast_to(of_targets, (batch, ops.shape(targets)[1]))
-    # Bring even and odd patches back to their original order. If the number of patches is odd, add one dummy patch.
+    # Interleave the indices of even and odd patches, so that they are in the patches' original order. If the number of
+    # patches is odd, there is one odd patch less, so append a dummy index, and remove it again afterwards.
     num_patches, num_targets = ops.shape(keys)[1], ops.shape(targets)[1]
     of_sources = ops.concatenate([of_sources, of_targets[:, : num_targets - num_sources]], axis=1)
     places = ops.reshape(ops.stack([of_targets, of_sources], axis=2), (-1, 2 * num_targets))[:, :num_patches]
@@ -48,7 +49,11 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
 
 def merge(tokens, sizes, places, num_left):
-    """Averages tokens of the same index in `places`, weighted by `sizes` (None: 1). Returns (tokens, sums of sizes)."""
+    """Averages the tokens that have the same index in `places`, and returns them with their sizes.
+
+    `sizes` are the weights of the tokens in the averages; None means that each token has the weight 1. The new size of
+    a token is the sum of the sizes of the tokens in its average.
+    """
     is_here = ops.equal(places[:, None, :], ops.arange(num_left, dtype="int32")[:, None])
     weights = ops.cast(is_here, "float32")
     if sizes is not None:

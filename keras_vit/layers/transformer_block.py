@@ -13,12 +13,13 @@ ON_TORCH = keras.backend.backend() == "torch"
 
 
 def recompute(function, tensor, weights, dropouts):
-    """Returns `function(tensor)` without storing intermediate results, and computes it again for the gradient.
+    """Returns `function(tensor)` without storing intermediate results. The gradient computes the function again.
 
     `weights` are all weights that `function` reads. `function` must call each layer in `dropouts` once.
     """
-    # When keras.remat computes again, it would use new dropout masks and, on JAX, leak the state of seed generators. It
-    # restores only PyTorch's own generator, which layers without a seed use on PyTorch.
+    # `keras.remat` calls the function again. Dropout layers would then draw new masks and, on JAX, leak the state of
+    # their seed generators. So give both calls the same states. On PyTorch, layers without a seed use PyTorch's own
+    # generator, which `keras.remat` restores.
     seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
     states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in seeded]
 
@@ -26,7 +27,8 @@ def recompute(function, tensor, weights, dropouts):
         with keras.StatelessScope([*zip(weights, values, strict=True), *states]):
             return function(tensor)
 
-    # Pass weights as arguments: TensorFlow omits gradients of captured tensors, and in eager mode doubles variables'.
+    # Pass the weights as arguments. TensorFlow computes no gradients for captured tensors and, in eager mode, doubles
+    # the gradients of captured variables.
     return keras.remat(run)(tensor, *(weight.value for weight in weights))
 
 
@@ -46,7 +48,7 @@ class TransformerBlock(CompositeLayer):
         activation: As in `MLP`.
         gated_mlp, mlp_norm: As `gated` and `inner_norm` of `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norms.
-        token_merging: Int, the number of patches to merge between attention and MLP, at most half of them.
+        token_merging: Int, the number of patches to merge between attention and MLP, at most half of the patches.
         num_prefix_tokens: Int, the number of tokens before the patches. Token merging excludes them.
         num_outputs: Int or None, the default of the call argument `num_outputs`.
         remat: Bool. True stores only the block's input in training, and computes the rest again for the gradient.
@@ -57,12 +59,14 @@ class TransformerBlock(CompositeLayer):
         sizes: (batch, num_tokens) or None, the number of patches merged into each token by earlier blocks.
         rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
-        num_outputs: Int, the number of leading tokens to compute and return. They attend to all tokens. None for all.
-            With `token_merging`, at most `num_prefix_tokens`; the sizes are then not returned.
+        num_outputs: Int, the number of leading tokens to compute and return. These tokens attend to all tokens. None:
+            the constructor's `num_outputs`, or all tokens if it is None too. With `token_merging`, `num_outputs` must
+            be at most `num_prefix_tokens`, and no tokens are merged.
 
     Returns:
-        The output tokens, (batch, num_tokens or num_outputs, hidden_dim). If there are more outputs, a tuple. With
-        `token_merging`, the second output is the sizes of the remaining tokens, (batch, num_tokens), int32. With
+        The output tokens, (batch, num_tokens, hidden_dim), with fewer tokens if tokens are merged or `num_outputs` is
+        set. If there are more outputs, a tuple that begins with the output tokens. If tokens are merged, the second
+        output is the size of each output token, (batch, number of output tokens), int32. With
         `return_attention_scores=True`, the last output is the attention weights between all input tokens, (batch,
         num_heads, num_tokens, num_tokens).
 
@@ -135,7 +139,7 @@ class TransformerBlock(CompositeLayer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _checked(self, num_outputs):
-        """Returns `num_outputs`; raises if it includes patches, which token merging could change."""
+        """Returns `num_outputs`; raises if it exceeds the prefix tokens, because token merging may change patches."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
             expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, with token merging"
