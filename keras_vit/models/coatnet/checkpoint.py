@@ -1,4 +1,4 @@
-"""Derives the config of a CoAtNet from timm's name and arguments, or from the arrays of a state dict."""
+"""Derives the config of a CoAtNet from the model's name and arguments in timm, or from the arrays of a state dict."""
 
 import math
 import re
@@ -27,7 +27,8 @@ _SAME = {name: name for name in ACTIVATIONS}
 _DOWNSAMPLINGS = {"1x1": "expansion", "dw": "depthwise", "pool": "pooling"}
 _POOLS = {"max": "max3", "max2": "max2", "avg2": "avg2"}
 _EXPANDED = {True: "output", False: "input"}
-# (timm arguments, whose values must be equal; config field; {timm's value: our value}, or None for equal values).
+# (timm arguments, config field, {timm's value: our value}). If a row has several timm arguments, their values must be
+# equal. None instead of a dict means that our value is timm's value.
 _FIELDS = (
     (("embed_dim",), "widths", None),
     (("depths",), "depths", None),
@@ -52,8 +53,8 @@ _FIELDS = (
     (("transformer_norm_eps",), "layer_norm_epsilon", None),
     (("transformer_init_values",), "layer_scale_init", None),
 )
-# `_FIXED` contains the timm arguments of which this package supports only one value. `_IGNORED` matches the timm
-# arguments that do not change the outputs.
+# `_FIXED` is {timm argument: the only value that this package supports}. `_IGNORED` matches the timm arguments that do
+# not change the outputs.
 _FIXED = {
     **{"global_pool": "avg", "stem_bias": False, "conv_block_type": "mbconv", "conv_expand_ratio": EXPANSION},
     **{"conv_kernel_size": 3, "conv_group_size": 1, "conv_attn_layer": "se", "conv_downsample_pool_type": "avg2"},
@@ -123,7 +124,8 @@ def config_of(path, name, args):
 def timm_architecture(config):
     """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
     size = config.image_size if None not in config.image_size else config.table_image_size or (DEFAULT_IMAGE_SIZE,) * 2
-    # If a side is not a multiple of the total stride, timm's two branches have different sizes.
+    # timm cannot use a side that is not a multiple of the total stride, because the residual branch and the shortcut of
+    # a block would have different sizes.
     fits = None in config.image_size or not any(side % 2 ** (len(config.depths) + 1) for side in size)
     fits = fits and config.norm_after_pooling == (config.representation_size is not None)
     own = maxxvit_arguments(config)
@@ -199,11 +201,11 @@ def fields_from_arrays(shapes):
 
 
 def timm_variant(fields):
-    """Returns the name of the timm CoAtNet with the fields of `fields_from_arrays`, or None."""
+    """Returns the name of timm's CoAtNet with these `fields` (from `fields_from_arrays`), or None if there is none."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
-        # Arrays show the number of MBConv blocks even if `conv_depths` is None. Of LayerScale, they show only whether
-        # it exists.
+        # `fields` contains the number of MBConv blocks even if `conv_depths` of the variant is None. For LayerScale, it
+        # contains 1.0 instead of the initial value, which arrays do not show.
         usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
         shown = {"conv_depths": config.conv_depths or usual, "layer_scale_init": config.layer_scale_init and 1.0}
         if all({**vars(config), **shown}[field] == value for field, value in fields.items()):
@@ -217,7 +219,7 @@ def _architecture(config):
 
 
 def read_config(file, grid_size=None):
-    """Returns the config fields and the grids of the position tables of a `CanonicalFile`; ignores `grid_size`."""
+    """Returns a `Found` with a `CanonicalFile`'s config fields and its position tables' grids; ignores `grid_size`."""
     found = begin(file, "stem_conv/kernel")
     if "config" in file.own:
         read_record(file, found)
@@ -269,7 +271,7 @@ def _stage(weight):
 
 
 def _grid_of_table(file, found, weight):
-    """Returns (rows, columns) of the feature map that a position table in a checkpoint is for; None if unknown."""
+    """Returns (rows, columns) of the feature map that a checkpoint's position table belongs to; None if unknown."""
     count = file.weights[weight][0]
     size = found.get("table_image_size") or found.get("image_size")
     if size is not None and None not in arguments.image_size(size):

@@ -33,48 +33,49 @@ def conv_depths(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoAtNetConfig(ModelConfig):
-    """The config of a CoAtNet: all settings that change its outputs, as arguments of `keras_vit.CoAtNet`.
+    """The config of a CoAtNet: all settings that change its outputs. `keras_vit.CoAtNet` has the same arguments.
 
     Args:
         depths: Ints, the number of blocks per stage.
         widths: Ints, the number of channels per stage.
-        stem_widths: Ints, the channels of the two 3 x 3 convolutions below the stages.
+        stem_widths: Ints, the channels of the two 3 x 3 convolutions before the first stage.
         conv_depths: Ints, the number of MBConv blocks at the start of each stage. None: all blocks of the first two
-            stages, and none later.
+            stages, and no blocks of later stages.
         head_dim: Int, the width of an attention head.
-        expanded_from: The channels from which the inner width of a block follows if its input and output widths differ:
-            "output" (as in the paper) or "input". The inner width of an MBConv is four times the number of these
-            channels. The inner width of an attention equals this number.
+        expanded_from: The number of channels that determines the inner width of a block: "output" (its output channels,
+            as in the paper) or "input" (its input channels). The inner width of an MBConv is four times this number.
+            The inner width of an attention is equal to this number.
         downsampling: The layer that halves the feature map in the branch of an MBConv: "expansion" (the first
             convolution, as in the paper), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
         pool_type: The pooling that halves the feature map on shortcuts and before the attention: "max2", "max3"
             (windows of 3 x 3) or "avg2".
         padding: The padding of strided 3 x 3 windows: "same", as in TensorFlow, or "symmetric", as in PyTorch.
         activation: The activation of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
-        conv_activation: The activation of the stem and of MBConv.
+        conv_activation: The activation of the stem and of the MBConv blocks. The choices are as for `activation`.
         pre_norm_activation: Bool, whether an activation follows the first norm of an MBConv.
         conv_bias: Bool, whether the last convolution and the shortcut convolution of an MBConv have a bias.
         shortcut_bias: Bool, whether the projection on a transformer block's shortcut has a bias.
-        se_ratio: Float, the width inside squeeze-and-excitation relative to an MBConv's output channels, or to its
-            inner channels with `expanded_from="input"`.
+        se_ratio: Float, the width inside squeeze-and-excitation, divided by the output channels of the MBConv block or,
+            with `expanded_from="input"`, by its inner channels.
         se_activation: The activation inside squeeze-and-excitation.
         se_before_norm: Bool, whether squeeze-and-excitation comes before the norm of the depthwise convolution.
-        transformer_norm: "layer" or "batch", the norms in transformer blocks and before the head.
+        transformer_norm: "layer" or "batch", the kind of the norms in the transformer blocks and of the norm before the
+            head.
         layer_scale_init: Float, the initial value of LayerScale in transformer blocks; None for no LayerScale.
-        position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases; None for a
-            table.
+        position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases. None: a
+            learned table contains the biases.
         position_interpolation: The method that resizes the position tables in a model of any image size: "bilinear" (as
             in the paper) or "geometric" (as in timm).
-        table_image_size: Int or (height, width), in pixels, the image size for which a model of any image size stores
-            its position tables. None: as in the weights, else 224.
+        table_image_size: Int or (height, width), in pixels, only for a model of any image size: the image size that its
+            position tables are stored for. None: as in the weights, else 224.
         norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.
         representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
-        layer_norm_epsilon: Float, the epsilon of the norms that `transformer_norm` names.
-        batch_norm_epsilon: Float, the epsilon of the norms of the stem and of MBConv.
+        layer_norm_epsilon: Float, the epsilon of the norms in the transformer blocks and of the norm before the head.
+        batch_norm_epsilon: Float, the epsilon of the norms in the stem and in the MBConv blocks.
         **others: As in `keras_vit.ViTConfig`.
 
     Raises:
-        ValueError: If a value is out of range or conflicts with another.
+        ValueError: If a value is out of range or conflicts with another value.
 
     Example:
 
@@ -147,7 +148,7 @@ class CoAtNetConfig(ModelConfig):
 
     @property
     def blocks(self):
-        """The `Block` of each block, in order."""
+        """A list with the sizes of each block as a `Block`, in order."""
         inputs, found = self.stem_widths[1], []
         for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
             num_conv = (depth if s < 2 else 0) if self.conv_depths is None else self.conv_depths[s]
@@ -183,7 +184,7 @@ class Block:
     stage: int
     is_conv: bool
     width: int
-    # The base of the MBConv expansion; in transformer blocks, the attention width.
+    # In MBConv blocks, the width that the expansion ratio multiplies. In transformer blocks, the attention's width.
     attention_width: int
     strides: int
 
@@ -249,7 +250,7 @@ VARIANTS = {
 
 
 def decode_coatnet(variant):
-    """Returns the key in `VARIANTS` for this key, for timm's name with an image size, or for a name like "0_rw"."""
+    """Returns a key in `VARIANTS`. `variant` is a key, timm's name with an image size, or a short name like "0_rw"."""
     if isinstance(variant, str):
         name = re.sub(r"(?<=\w)_\d{3}$", "", variant)
         for key in (variant, name, f"coatnet_{name}"):

@@ -14,7 +14,8 @@ from keras_vit.models.coatnet.names import TIMM_COATNET
 from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock, norm_layer
 from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits, takes, usual_arguments
 
-# The fields of a config that are arguments of MBConv and of transformer blocks.
+# The config fields that are arguments of `MBConv`, and the config fields that are arguments of
+# `RelativeTransformerBlock`.
 _CONV_FIELDS = ("downsampling", "pre_norm_activation", "se_activation", "se_before_norm")
 _TRANSFORMER_FIELDS = ("shortcut_bias", "layer_scale_init", "activation", "position_mlp_dim")
 
@@ -60,16 +61,16 @@ COATNET = Family(
 def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
     """Builds a CoAtNet: stages of MBConv blocks, then stages of transformer blocks with relative attention.
 
-    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    The model is a functional `keras_vit.models.FamilyModel` and maps images to logits, like a ViT. Its layers are
     named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
-    `pooling`, `pre_logits` and `head`. Each stage halves the feature map.
+    `pooling`, `pre_logits` and `head`. Each stage halves the height and width of the feature map.
 
-    "0" to "5" are the paper's models, for which no weights were published. timm's models are "coatnet_0" to
-    "coatnet_5", which differ from the paper's models in details, and models with weights, such as "coatnet_0_rw". The
-    full list is `keras_vit.models.coatnet.config.VARIANTS`.
+    "0" to "5" are the paper's models. "coatnet_0" to "coatnet_5" are timm's versions of these, which differ in details.
+    No weights were published for these twelve. Many other models of timm have weights, such as "coatnet_0_rw". The full
+    list is `keras_vit.models.coatnet.config.VARIANTS`.
 
     Args:
-        variant: "0" to "5", or timm's name, as in "coatnet_0_rw_224", or "0_rw" for short.
+        variant: "0" to "5", a name of timm, such as "coatnet_0_rw_224", or a short form of it, such as "0_rw".
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
             weights, else the size in timm's name, else 224.
         dropout_rate: Float in [0, 1), the dropout before the head. None: 0.
@@ -89,8 +90,9 @@ def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
     (None, 10)
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2 and 4.1 and table 3. Details that the
-    paper leaves open follow timm's code: the hidden layer of the head, whose parameters table 4 includes, its tanh, the
-    norm after the pooling, shortcuts without a projection for equal channels, and the epsilons.
+    paper leaves open follow timm's code: the hidden layer of the head and its tanh, the norm after the pooling,
+    shortcuts without a projection for equal channels, and the epsilons. The parameter counts in the paper's table 4
+    include the hidden layer of the head.
     """
     return build(COATNET, variant, fields)
 

@@ -1,4 +1,4 @@
-"""The names of weights in timm's state dicts of CoAtNets, which are `MaxxVit` models."""
+"""The names of weights in timm's state dicts of CoAtNets. In timm, the class of a CoAtNet is `MaxxVit`."""
 
 from keras_vit.weights import codecs
 from keras_vit.weights.source import Name, Source, dense, norm

@@ -15,16 +15,16 @@ from keras_vit.layers.kernels import attend, attend_unfused
 class RelativeAttention(CompositeLayer):
     """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
 
-    Each head has a bias for each offset, (rows, columns) from a key to a query. The bias is read from a learned table,
-    which is resized for feature maps of another size, or computed by a small MLP.
+    Each head has a bias for each offset, the number of rows and columns from a key to a query. The biases are in a
+    learned table or are computed by a small MLP. The table is resized for feature maps of another size.
 
     Args:
         num_heads: Int, the number of heads.
         head_dim: Int, the width of a head.
         units: Int, the number of output channels.
         grid_size: (rows, columns) of the feature map that the table is stored for.
-        position_mlp_dim: Int, the hidden width of the MLP that computes the biases from the offsets x, scaled to
-            `sign(x) * log(1 + |x|)`; None for a learned table.
+        position_mlp_dim: Int, the hidden width of the MLP that computes the biases; None for a learned table. The MLP
+            receives each offset x as `sign(x) * log(1 + |x|)`.
         interpolation: The method that resizes the table: "bilinear", as in the paper, or "geometric", as in timm.
 
     Call arguments:
@@ -32,8 +32,8 @@ class RelativeAttention(CompositeLayer):
         return_attention_scores: Bool, whether to return the attention weights too.
 
     Returns:
-        (batch, rows, columns, units), then the weights, (batch, num_heads, rows * columns, rows * columns), if
-        requested.
+        The outputs, (batch, rows, columns, units). If requested, a tuple of the outputs and the attention weights,
+        (batch, num_heads, rows * columns, rows * columns).
 
     Example:
 
@@ -42,7 +42,7 @@ class RelativeAttention(CompositeLayer):
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2.1 and A.1; the MLP is timm's, after
     [arXiv 2111.09883](https://arxiv.org/abs/2111.09883), section 3.3. Initialized as in timm: Xavier uniform for query,
-    key, value and output, a table of standard deviation 0.02.
+    key, value and output, and truncated normal with standard deviation 0.02 for the table.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RelativeAttention(CompositeLayer):
                 initializer=initializers.TruncatedNormal(stddev=0.02),
             )
         else:
-            # Do not use dense layers, because LoRA and quantization save nothing for so few weights.
+            # Do not use dense layers, because LoRA and quantization have no benefit for so few weights.
             shapes = {"kernel_1": (2, self.position_mlp_dim), "bias_1": (self.position_mlp_dim,)}
             shapes |= {"kernel_2": (self.position_mlp_dim, self.num_heads), "bias_2": (self.num_heads,)}
             self.position_mlp = [
@@ -91,7 +91,7 @@ class RelativeAttention(CompositeLayer):
     def call(self, images, return_attention_scores=False):
         rows, columns, channels = ops.shape(images)[1:]
         tokens = ops.reshape(images, (-1, rows * columns, channels))
-        # Each head's query, key and value are next to each other, as in timm.
+        # The channels of a head's query, key and value follow each other, as in timm.
         qkv = ops.reshape(self.qkv(tokens), (-1, rows * columns, self.num_heads, 3, self.head_dim))
         query, key, value = ops.unstack(qkv, 3, axis=3)
         bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
@@ -134,7 +134,8 @@ class RelativeAttention(CompositeLayer):
             hidden = ops.relu(ops.matmul(ops.cast(_log_offsets(*new), kernel_1.dtype), kernel_1) + bias_1)
             return ops.matmul(hidden, kernel_2) + bias_2
         table = ops.reshape(ops.convert_to_tensor(self.position_table), (*old, self.num_heads))
-        # A side may be a tensor or a symbol of torch.export. A comparison would fix a symbol to the example's size.
+        # A side may be a tensor or a symbol of torch.export. Comparing a symbol with a number would make torch.export
+        # fix the image size.
         if all(type(side) is int for side in grid_size) and tuple(grid_size) == self.grid_size:
             return table
         rows, columns = (

@@ -16,9 +16,9 @@ from keras_vit.models.coatnet.relative_attention import RelativeAttention
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RelativeTransformerBlock(CompositeLayer):
-    """CoAtNet's transformer block: relative attention, then an MLP of four times the width, both after a norm.
+    """CoAtNet's transformer block: a norm, relative attention, a second norm, and an MLP of four times the width.
 
-    With `strides=2`, both the normed input of the attention and the shortcut are pooled. A dense layer projects the
+    With `strides=2`, the shortcut and the output of the first norm are pooled. A dense layer projects the
     shortcut if the number of channels changes.
 
     Args:

@@ -16,7 +16,7 @@ OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
 # The names of timm's architectures. "tf_" marks official weights. Older names end in the recipe and the image size.
 _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
-# timm arguments that only affect training, or whose values follow from the arrays or the config.
+# These timm arguments only affect training, or their values follow from the arrays or the config.
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
 # The folder names of the official Noisy Student checkpoints. Other folder names do not determine the preprocessing.
 _NOISY_STUDENT = r"noisy_student_efficientnet-(?:b[0-7]|l2)(?:_(?P<side>\d{3}))?"
@@ -25,7 +25,7 @@ _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 
 def read_config(file, grid_size=None):
-    """Returns the config fields of a `CanonicalFile` as a `Found`; ignores `grid_size`, since there is no grid."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`. Ignores `grid_size`: an EfficientNet has no grid."""
     found = begin(file, "stem_conv/kernel")
     widths, repeats = _sizes(file)
     found.put(STATED, widths=widths, repeats=repeats)
@@ -100,14 +100,14 @@ def _normalization(file):
     mean, variance = (array.reshape(-1) for _, array in file.file.read(keys))
     imagenet = IMAGENET_PREPROCESSING["mean"], IMAGENET_PREPROCESSING["std"]
     if all(len(a) == 3 and max(abs(a - b)) < 1e-5 for a, b in zip((mean, variance), imagenet, strict=True)):
-        # The published files contain the standard deviations as variances. keras.applications divides by the square
-        # root of these twice.
+        # The published files store ImageNet's standard deviations as variances. keras.applications divides by the
+        # square root of these numbers twice, which is a division by the standard deviations.
         return {"mean": imagenet[0], "std": imagenet[1]}
     return {"mean": tuple(map(float, mean)), "std": tuple(math.sqrt(float(value)) for value in variance)}
 
 
 def _image_size(file):
-    """Returns the image size in the name of a published file, else the image size of the variant with its widths."""
+    """Returns the image size in a published file's name or, if there is none, the size of the variant (else of B0)."""
     found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
@@ -116,7 +116,7 @@ def _image_size(file):
 
 
 def _file_name(file):
-    """Returns the regex match if a file has the name of a .pth file that timm published, which ends in a hash."""
+    """Returns the regex match if a file is named like a .pth file of timm, whose name ends in a hash; else None."""
     return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(file.path))
 
 
@@ -126,7 +126,7 @@ def _noisy_student(file):
 
 
 def _sizes(file):
-    """Returns the config fields (widths, repeats) from the shapes of a file; 0 stands for a missing weight."""
+    """Returns the config fields (widths, repeats) from the shapes in a file; 0 stands for a missing weight."""
     weights = file.weights
 
     def width(layer):

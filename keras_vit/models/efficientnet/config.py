@@ -63,7 +63,10 @@ def decode_efficientnet(variant):
 
 
 def scaled_widths(width_factor):
-    """Returns the channels of stem, stages and top: B0's times the factor, rounded to 8 (down by at most 10 %)."""
+    """Returns the channels of stem, stages and top: B0's numbers times the factor, rounded to multiples of 8.
+
+    A number that would be rounded down by more than 10% is rounded up.
+    """
 
     def scaled(width):
         width *= width_factor
@@ -83,7 +86,7 @@ def official_preprocessing(image_size, **constants):
 
     Args:
         image_size: Int or (height, width) in pixels, or (None, None).
-        **constants: Fields of the `Preprocessing` that differ.
+        **constants: Fields of `Preprocessing` that replace the fields of the official code.
     """
     side = min(arguments.image_size(image_size), key=lambda side: side or math.inf)
     crop = {} if side is None else {"crop_fraction": side / (side + 32)}
@@ -107,13 +110,15 @@ def _ints(name, value, count, what, most=arguments.LARGEST):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EfficientNetConfig(ModelConfig):
-    """The config of an EfficientNet: all settings that change its outputs, as arguments of `keras_vit.EfficientNet`.
+    """The config of an EfficientNet: all settings that change its outputs.
+
+    `keras_vit.EfficientNet` has the same arguments.
 
     Args:
         widths: Ints, the channels of the stem, of each of 7 stages and of the top.
         repeats: Ints, the number of blocks of each stage.
-        padding: Padding of the convolutions that reduce the image: "same" (the official code, whose models timm calls
-            `tf_efficientnet_*`) or "symmetric" (timm's own models).
+        padding: The padding of the strided convolutions: "same" (as in the official code, whose models are named
+            `tf_efficientnet_*` in timm) or "symmetric" (as in timm's own models).
         batch_norm_epsilon: Float, the epsilon of all norms: 1e-3 in the official code, 1e-5 in timm's own models.
         **others: As in `keras_vit.ViTConfig`.
 

@@ -25,8 +25,8 @@ class InvertedBottleneck(CompositeLayer):
     """The MBConv block of EfficientNet: a residual branch that is wider inside, with a depthwise convolution.
 
     The branch is a 1 x 1 convolution to `expansion` times the channels, a depthwise convolution, squeeze-and-excitation
-    and a 1 x 1 convolution, with a batch normalization after each convolution and swish after the first two. If the
-    input has the same shape as the output, it is added.
+    and a 1 x 1 convolution. A batch normalization follows each convolution, and swish follows the first two batch
+    normalizations. If the input has the same shape as the output, the input is added to the output.
 
     Args:
         filters: Int, the number of output channels.
@@ -35,7 +35,7 @@ class InvertedBottleneck(CompositeLayer):
         expansion: Int, the inner width relative to the input width; 1 omits the first convolution.
         padding: As in `EfficientNetConfig`; it matters only if `strides` is above 1.
         epsilon: Float, the epsilon of the norms.
-        drop_path_rate, seed: As in `DropPath`, for the branch.
+        drop_path_rate, seed: As in `DropPath`, for the residual branch.
 
     Input shape: (batch, height, width, channels), always channels last.
     Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
@@ -46,7 +46,7 @@ class InvertedBottleneck(CompositeLayer):
     (1, 56, 56, 24)
 
     Reference: [arXiv 1801.04381](https://arxiv.org/abs/1801.04381), section 3.2, with the squeeze-and-excitation of
-    [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), section 4, whose width is a quarter of the block's input.
+    [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), section 4. Its inner width is a quarter of the input's width.
     """
 
     def __init__(

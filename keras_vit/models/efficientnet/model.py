@@ -56,7 +56,7 @@ EFFICIENTNET = Family(
 def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
     """Builds an EfficientNet: a convolutional network of inverted bottlenecks with batch normalization.
 
-    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    The model is a functional `keras_vit.models.FamilyModel` and maps images to logits, like a ViT. Its layers are
     named `normalization`, `stem_conv`, `stem_norm`, `stage_1_block_01`, ..., `top_conv`, `top_norm`, `pooling` and
     `head`.
 
@@ -65,14 +65,14 @@ def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
             weights, else the size of the variant, 224 for "B0" to 800 for "L2".
         dropout_rate: Float in [0, 1), the dropout before the head. None: as in the variant, 0.2 to 0.5.
-        drop_path_rate: Float in [0, 1). The stochastic depth of block i of N has the rate `drop_path_rate * i / N`.
-            None: 0.2.
+        drop_path_rate: Float in [0, 1). Block i of N, counted from 0, has the stochastic-depth rate
+            `drop_path_rate * i / N`. None: 0.2.
         **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
             remaining arguments are as in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is unknown or out of range, or the weights do not fit the model or do not determine
-            their padding.
+        ValueError: If an argument is unknown or out of range, if the weights do not fit the model, or if the padding is
+            not given and does not follow from the weights.
         FileNotFoundError: If `weights` does not exist.
 
     Example:

@@ -47,15 +47,16 @@ def _layer(style, ours, theirs):
 def _rows(style, ends, first, others):
     """Returns {our weight path: `Name` in the file} for all layers.
 
-    `ends` are the file's names for the layers in `_ENDS`. `first` is the prefix of a block in the first stage, and the
-    file's names for the layers in `_BLOCK`. `others` are the same for later stages.
+    `ends`, `first` and `others` are strings of names in the file. `ends` has the names of the layers in `_ENDS`.
+    `first` has the prefix of a block in the first stage, and then the names of the layers in `_BLOCK`. `others` has the
+    same for later stages.
     """
     rows = {}
     for ours, theirs in zip(_ENDS, ends.split(), strict=True):
         rows |= _layer(style, ours, theirs)
     for stage, (prefix, *layers) in (("1", first.split()), ("{stage}", others.split())):
-        # In the first stage, a name such as bn1 means another layer, because its blocks do not begin with the
-        # expansion.
+        # The same name, such as bn1, means different layers in the first stage and in later stages, because the blocks
+        # of the first stage do not begin with the expansion.
         for ours, theirs in zip(_BLOCK, layers, strict=False):
             rows |= _layer(style, f"stage_{stage}_block_{{unit:02d}}/{ours}", prefix + theirs)
     return rows
@@ -101,7 +102,10 @@ class _Official(Source):
 
 
 def _places(shapes):
-    """Yields (number of a block, new name with stage and place). A stage ends if expansion, kernel or width changes."""
+    """Yields (block number, new name with stage and place in it).
+
+    A new stage begins where the blocks' expansion, kernel size or output width changes.
+    """
     numbers = {int(match[1]) for match in (re.match(r"blocks_(\d+)/", name) for name in shapes) if match}
 
     def kind(number):

@@ -21,13 +21,14 @@ class VTResNetConfig(ModelConfig):
     """The config of a token-based Visual Transformer, as built by `keras_vit.VTResNet`.
 
     Args:
-        stages: Ints, the units per convolutional stage.
+        stages: Ints, the number of residual units in each convolutional stage.
         bottleneck: Bool, whether the units are bottlenecks.
-        num_modules: Int, the number of VT modules.
+        num_modules: Int, the number of VT (Visual Transformer) modules.
         width: Int, the number of channels inside a unit of the first stage.
         num_tokens: Int, the number of visual tokens.
-        token_dim: Int, the width of a token: 1024 in the published sizes, the feature map's width in the equations.
-        key_dim: Int, the width of keys and queries in transformers and projectors.
+        token_dim: Int, the width of a token. The paper's sizes have 1024. In the paper's equations, a token is as wide
+            as the feature map.
+        key_dim: Int, the width of the keys and queries in the transformers and projectors.
         **others: As in `keras_vit.ViTConfig`.
 
     Raises:

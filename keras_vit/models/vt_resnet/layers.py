@@ -28,7 +28,7 @@ def flat(feature_map):
 
 
 def products(queries, keys):
-    """Returns the dot products of queries, (batch, n, width), with keys, (batch, m, width): float32 (batch, n, m)."""
+    """Returns the dot products of queries, (batch, n, width), and keys, (batch, m, width), as float32 (batch, n, m)."""
     # float16 could overflow, because the products are not divided by the square root of the width.
     queries, keys = ops.cast(queries, "float32"), ops.cast(keys, "float32")
     return ops.matmul(queries, ops.transpose(keys, (0, 2, 1)))
@@ -42,17 +42,20 @@ def softmax_weights(scores, dtype):
 class Tokenizer(CompositeLayer):
     """Base class that pools the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`.
 
+    `softmax_HW` is the softmax over all pixels.
+
     Args:
-        token_dim: Int, the width of a token. None: the width of the feature map. Another width adds a projection of the
-            tokens, `T W_V`.
+        token_dim: Int, the width of a token. None: the width of the feature map. If it is another width, a projection
+            `T W_V` gives the tokens this width.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width.
         tokens: (batch, num_tokens, any width), the tokens of the previous module, only for a `RecurrentTokenizer`.
-        return_attention_scores: Bool, whether to return the weights too, which sum to 1 over the pixels.
+        return_attention_scores: Bool, whether to return the attention weights too. They sum to 1 over the pixels.
 
     Returns:
-        (batch, num_tokens, token_dim); then the weights, (batch, num_tokens, height, width), if requested.
+        The tokens, (batch, num_tokens, token_dim). If requested, a tuple of the tokens and the attention weights,
+        (batch, num_tokens, height, width).
     """
 
     def __init__(self, token_dim=None, **kwargs):
@@ -90,7 +93,7 @@ class Tokenizer(CompositeLayer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class FilterTokenizer(Tokenizer):
-    """A `Tokenizer` with a learned filter per token, a column of `W_A`: the scores are `X W_A`.
+    """A `Tokenizer` with the scores `X W_A`. Each column of `W_A` is the learned filter of one token.
 
     Example:
 
@@ -99,7 +102,7 @@ class FilterTokenizer(Tokenizer):
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.1. The equation has no `W_V`, but the
     appendix needs one, because its tokens are wider than the feature map. The paper does not specify initial weights.
-    Initialized as PyTorch's linear layers.
+    The weights are initialized like PyTorch's linear layers.
     """
 
     def __init__(self, num_tokens, token_dim=None, **kwargs):
@@ -119,16 +122,16 @@ class FilterTokenizer(Tokenizer):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RecurrentTokenizer(Tokenizer):
-    """A `Tokenizer` with filters computed from the previous module's tokens T_in: the scores are `X (T_in W_TR)^T`.
+    """A `Tokenizer` with the scores `X (T_in W_TR)^T`. The tokens T_in of the previous module determine the filters.
 
     Example:
 
     >>> RecurrentTokenizer()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 256))).shape
     (1, 16, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2. Initialized as PyTorch's linear
-    layers; the initial `W_TR` is divided by the square root of the channels, so that the first softmax is not
-    saturated.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2. The weights are initialized like
+    PyTorch's linear layers. In addition, the initial `W_TR` is divided by the square root of the number of channels, so
+    that the softmax is not saturated when training begins.
     """
 
     def build_filters(self, channels, tokens_shape):
@@ -145,7 +148,8 @@ class RecurrentTokenizer(Tokenizer):
 class TokenTransformer(CompositeLayer):
     """The transformer of a VT module: `T' = T + softmax_L((T K)(T Q)^T) T`, then `T' + relu(T' F1) F2`.
 
-    The attention has one head, and no norms, values, biases or division by the square root of `key_dim`.
+    `softmax_L` is the softmax over the tokens. The attention has one head. There are no norms, values or biases, and
+    the scores are not divided by the square root of `key_dim`.
 
     Args:
         key_dim: Int, the width of `T K` and `T Q`. None: the width of the tokens.
@@ -158,10 +162,10 @@ class TokenTransformer(CompositeLayer):
     >>> TokenTransformer(key_dim=128)(np.zeros((1, 16, 256))).shape
     (1, 16, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. The appendix has several heads, values
-    and grouped convolutions instead, and no shape of `K` and `Q` agrees with all of its tables. Initialized as
-    PyTorch's linear layers; the initial `K` and `Q` are each divided by the fourth root of `key_dim`, so that the first
-    scores are as large as in scaled attention.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. In the appendix, the attention has
+    values, grouped convolutions and more than one head, and no shape of `K` and `Q` agrees with all tables. The weights
+    are initialized like PyTorch's linear layers. In addition, the initial `K` and `Q` are each divided by the fourth
+    root of `key_dim`, so that the first scores are as large as in scaled attention.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -200,22 +204,24 @@ class TokenTransformer(CompositeLayer):
 class TokenProjector(CompositeLayer):
     """Adds visual tokens T to the pixels X of a feature map: `X + softmax_L((X W_Q)(T W_K)^T) T`.
 
+    `softmax_L` is the softmax over the tokens.
+
     Args:
         key_dim: Int, the width of `X W_Q` and `T W_K`. None: the width of the feature map.
-        drop_path_rate, seed: As in `DropPath`, for the tokens that are added.
+        drop_path_rate, seed: As in `DropPath`, for the term that is added to X.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width. The output has the same shape.
-        tokens: (batch, num_tokens, token_dim). If they are not as wide as the feature map, a projection `T W_V` is
-            added.
+        tokens: (batch, num_tokens, token_dim). If the tokens are not as wide as the feature map, a projection
+            to its width, `T W_V`, replaces the last T in the equation.
 
     Example:
 
     >>> TokenProjector()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 1024))).shape
     (1, 14, 14, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.3; `W_V` and initial weights as in
-    `FilterTokenizer` and `TokenTransformer`.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.3. The equation has no `W_V`, but tokens
+    that are wider than the feature map need one. The initial weights are as in `TokenTransformer`.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -265,7 +271,9 @@ class VTModule(CompositeLayer):
         feature_map, tokens, return_attention_scores: As in `Tokenizer`.
 
     Returns:
-        The new feature map, of the same shape, if `project` is True; then the tokens and weights as in `Tokenizer`.
+        The new tokens, (batch, num_tokens, token_dim). If there are more outputs, a tuple. If `project` is True, the
+        tuple begins with the new feature map, which has the shape of the old one. If `return_attention_scores` is True,
+        the tuple ends with the attention weights of the tokenizer.
 
     Raises:
         ValueError: If an argument is out of range, or `tokens` do not match `recurrent` and `num_tokens`.

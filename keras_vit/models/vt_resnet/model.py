@@ -1,4 +1,4 @@
-"""Token-based Visual Transformers: ResNets in which modules of a few visual tokens replace the last stage."""
+"""Token-based Visual Transformers: ResNets in which transformers on a few visual tokens replace the last stage."""
 
 from typing import Any
 
@@ -47,11 +47,11 @@ VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", a
 def VTResNet(variant: str, **fields: Any) -> FamilyModel:
     """Builds a token-based Visual Transformer: a ResNet whose last stage is replaced by VT modules on visual tokens.
 
-    The model is a functional `keras_vit.models.FamilyModel` from images to logits, as in `keras_vit.ViT`. Layers are
+    The model is a functional `keras_vit.models.FamilyModel` and maps images to logits, like a ViT. Its layers are
     named `normalization`, `root_conv`, `root_norm`, `root_relu`, `root_pool`, `stage_1_unit_01`, ..., `vt_1`, `vt_2`,
-    ..., `pooling` and `head`. The VT modules work on the feature map of the last stage, 14 x 14 for images of 224 x 224
-    pixels. The head classifies the mean of the last module's tokens. No weights were published. Save a trained model by
-    `model.save` or `model.save_weights`.
+    ..., `pooling` and `head`. The VT modules work on the feature map of the last ResNet stage, which is 14 x 14 for
+    images of 224 x 224 pixels. The head classifies the mean of the last module's tokens. No weights were published.
+    Save a trained model by `model.save` or `model.save_weights`.
 
     Args:
         variant: "R18", "R34", "R50" or "R101".
@@ -72,11 +72,12 @@ def VTResNet(variant: str, **fields: Any) -> FamilyModel:
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
     contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
-    Parameters and multiply-adds of R18 and R34 are within 2% of table 2, and of R50 and R101 within 9% and 5% of table
-    8. Single layers differ more: the transformers of R18 have 6.3 million parameters (3.1 in table 5), and its
-    projector has 0.9 million (2.3 in table 7). The heads, groups, values and positions of the appendix's code are
-    omitted, and so is the projector of the last module, because no layer would read its output. There are no norms, so
-    tokens grow with the learning rate: on handwritten digits, a small model diverged with SGD at 0.1, but learned with
-    SGD at 0.01 and with Adam. Not measured on ImageNet.
+    The parameters and multiply-adds of R18 and R34 differ from table 2 by at most 2%. From table 8, R50 differs by at
+    most 9% and R101 by at most 5%. Single layers differ more: the transformers of R18 have 6.3 million parameters (3.1
+    in table 5), and the projector of R18 has 0.9 million (2.3 in table 7). The heads, groups, values and positions of
+    the appendix's code are omitted. The projector of the last module is omitted too, because no layer would read its
+    output. The VT modules have no norms, so the tokens grow if the learning rate is high. On handwritten digits, a
+    small model diverged with SGD at 0.1, but learned with SGD at 0.01 and with Adam. The model was not measured on
+    ImageNet.
     """
     return build(VT_RESNET, variant, fields)
