@@ -12,7 +12,7 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AttentionPooling(CompositeLayer):
-    """Pools tokens to (batch, hidden_dim): a learned query attends to the tokens, and a residual MLP follows ("MAP").
+    """The "MAP head": pools tokens to (batch, hidden_dim) by a learned query that attends to them and a residual MLP.
 
     Args:
         num_heads: Int, the number of attention heads.

@@ -1,4 +1,4 @@
-"""Initializers with NumPy's random numbers. A seed gives equal weights on all backends. JAX builds models faster."""
+"""Initializers that draw from NumPy: a seed gives equal weights on all backends, and models build faster on JAX."""
 
 import math
 import os

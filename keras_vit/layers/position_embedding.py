@@ -18,8 +18,8 @@ class PositionEmbedding(Layer):
 
     Args:
         grid_size: (rows, columns) of the patches that have stored embeddings, which are resized for another grid. None
-            takes the grid of the first input: from the size of its `images` or, without `images`, a square grid of
-            its patches.
+            takes the grid of the first input: the grid of its `images` or, without `images`, the square grid of its
+            patches.
         method: "learned" (one vector per patch), "learned2d" (one vector per column for the first half of the channels,
             one per row for the second half) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.
@@ -94,7 +94,7 @@ class PositionEmbedding(Layer):
                 self.prefix_embeddings = self._embeddings("prefix_embeddings", (1, num_prefix, hidden_dim))
 
     def _found_grid(self, length, images_shape):
-        """Returns (rows, columns) of the patches, from the image size or, without images, from a square grid."""
+        """Returns (rows, columns) of the patches: the grid of the images or, without images, a square grid."""
         if images_shape is not None and None not in images_shape[1:3]:
             return arguments.grid_size(images_shape[1:3], self.patch_size)
         patches = None if length is None else length - self.num_prefix_tokens

@@ -106,7 +106,7 @@ class RotaryEmbedding(Layer):
 
 
 def rotate(x, angles, layout):
-    """Returns queries or keys, (batch, num_tokens, num_heads, head_dim), and rotates the last tokens, the patches."""
+    """Rotates the patches, the last tokens of the queries or keys `x`, (batch, num_tokens, num_heads, head_dim)."""
     dtype = x.dtype
     # Keras has cast the cosines and sines to the compute dtype of the layer that calls this. Compute in float32.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
