@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-# The largest allowed image side in pixels and layer width. A config with a larger number is damaged.
+# The largest allowed image side in pixels, and the largest allowed layer width. A config with more is damaged.
 LARGEST = 2**16
 # The largest int64.
 MOST = 2**63 - 1
 
 
 def invalid(name, expected, value, known=()):
-    """Returns a ValueError about the argument `name`. It suggests the name in `known` most similar to `value`."""
+    """Returns a ValueError about the argument `name`. It suggests the name in `known` that is closest to `value`."""
     return ValueError(
         f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}{nearest(value, known)}"
     )
@@ -69,7 +69,7 @@ def pair(name, value, most=MOST):
 
 
 def image_size(value):
-    """Returns `value` as (height, width), or (None, None) for any size at run time."""
+    """Returns `value` as (height, width). Returns (None, None), which stands for images of any size, unchanged."""
     if isinstance(value, (tuple, list)) and tuple(value) == (None, None):
         return None, None
     return pair("image_size", value, LARGEST)
@@ -126,7 +126,7 @@ def boolean(name, value):
 
 
 def model(value, name="model"):
-    """Returns `value`; raises if it is not a model, which has a list `layers`."""
+    """Returns `value`; raises if it is not a model. A model has a list or tuple `layers`."""
     if not isinstance(getattr(value, "layers", None), (list, tuple)):
         raise invalid(name, "a keras.Model", value)
     return value
@@ -140,7 +140,7 @@ def choice(name, value, allowed):
 
 
 def instance(name, value, kinds, expected=None):
-    """Returns `value`; raises if it is not an instance of `kinds`, which `expected` describes in the error."""
+    """Returns `value`; raises if it is not an instance of `kinds`. `expected` describes `kinds` in the error."""
     if not isinstance(value, kinds):
         raise invalid(name, expected or f"a {kinds.__name__}", value)
     return value
@@ -180,7 +180,7 @@ def optional(check, name, value):
 
 
 def seeds(seed, count):
-    """Derives `count` independent seeds for inner layers from `seed`. If `seed` is None, each of them is None.
+    """Derives `count` independent seeds for inner layers from `seed`. If `seed` is None, all derived seeds are None.
 
     `seed`, `seed + 1`, ... are not independent. Two layers with consecutive seeds would share seeds of inner layers,
     and PyTorch's random sequence for a seed is the sequence for the previous seed, shifted by one step.
@@ -217,7 +217,10 @@ def takes(expected, received):
 
 
 def image_shape(name, received, expected, owner=""):
-    """Raises if the shape `received` of images does not match the model's input shape `expected`. None is any size."""
+    """Raises if images of the shape `received` do not match the model's input shape `expected`. None is any size.
+
+    `owner` is text for the error after `expected`, such as " for model 'vit_B16'".
+    """
     if takes(expected[1:], received[1:]):
         return
     described = f"images of shape {expected[1:]}{owner}, where None is any number"
@@ -245,7 +248,7 @@ def num_patches(grid_size):
 
 
 def class_names(names, num_classes):
-    """Returns `names` as a tuple of `num_classes` non-empty strings, or of any number of strings for None and 0."""
+    """Returns `names` as a tuple of `num_classes` non-empty strings, or of any number if `num_classes` is None or 0."""
     if names is None:
         return None
     is_list = np.iterable(names) and not isinstance(names, str)
@@ -270,13 +273,13 @@ def names_differ(names, others):
 
 
 def same_classes(name, names, others, owner):
-    """Raises if the class names of the argument `name` differ from the names `others`, which `owner` describes."""
+    """Raises if the class names of the argument `name` differ from `others`, the class names of `owner`."""
     if names_differ(names, others):
         raise invalid(name, f"{owner}'s classes in the same order, {list(others)[:5]} ...", list(names)[:5])
 
 
 def record(kind, values):
-    """Returns a dataclass of type `kind` from a dict of its fields; raises if one is unknown, missing or invalid."""
+    """Returns an instance of the dataclass `kind` from a dict of its fields. Raises a ValueError for invalid fields."""
     try:
         return kind(**values)
     except TypeError as error:

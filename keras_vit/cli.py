@@ -260,8 +260,8 @@ def build_parser():
     help = "list the published checkpoints known by name"
     examples = ["keras-vit weights list ViTB16", "keras-vit weights list dino --columns name,license,url"]
     add = command("list", _list, help, examples, {}, actions).add_argument
-    add("name", nargs="?", default="", help="only those with this in their name, as in ViTB16 or dino")
-    help = "name, params, resolution, classes, top-1, license, source, sha256 or url (default: the first seven)"
+    add("name", nargs="?", default="", help="show only names that contain this text, such as ViTB16 or dino")
+    help = "columns: name, params, resolution, classes, top-1, license, source, sha256, url (default: the first seven)"
     add("--columns", metavar="A,B", help=help)
 
     help = "show the model and arrays in a checkpoint"
@@ -274,24 +274,24 @@ def build_parser():
     add("source_path", metavar="SRC", help=kept)
     add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
-    help = "a setting that may differ: activation, layer_norm_epsilon, resnet_epsilons or pool_padding"
+    help = "write even if the format's code has another activation, layer_norm_epsilon, resnet_epsilons, pool_padding"
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
     examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
     table = "keras-vit predict test.csv --images photos --weights runs/species --csv"
     examples += [f"{table} predictions.csv", f"{table} submission.csv --id-column id --label-column species"]
-    action = command("predict", _predict, "name the classes of images", examples, TABLE | MODEL)
+    action = command("predict", _predict, "predict the classes of images", examples, TABLE | MODEL)
     add = action.add_argument
-    add("images", nargs="+", metavar="IMAGE", help="images, folders of them, or CSV files of paths")
+    add("images", nargs="+", metavar="IMAGE", help="image files, folders of images, or CSV files of paths")
     add("--weights", required=True, metavar="MODEL", help=kept)
     add("--top", type=int, metavar="N", help="classes per image (default: 5; in a CSV file 1)")
-    help = "write a CSV file with two columns, as competitions expect it, and call the column of images so"
+    help = "write only two CSV columns, as competitions expect, and give the column of images this name"
     add("--id-column", metavar="NAME", help=help)
-    add("--label-column", metavar="NAME", help="write such a file, and call the column of classes so")
-    help = "write ' before cells that start with = + - or @, which spreadsheets would compute"
+    add("--label-column", metavar="NAME", help="write only two CSV columns, and give the column of classes this name")
+    help = "write ' before cells that start with = + - or @, because spreadsheets would compute them"
     add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
-    help = "write a row per image: path,label,probability; for a run that was trained on a table, its two columns"
+    help = "write a row per image: path, label, probability; with a run trained on a table, the table's two columns"
     form.add_argument("--csv", type=Path, metavar="FILE", help=help)
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -320,22 +320,22 @@ def build_parser():
     add = command("export", _export, help, examples, MODEL).add_argument
     add("model", metavar="MODEL", help=kept)
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
-    help = "the folder to write; for a SavedModel one per version: models/vit/1"
+    help = "the folder to write; a SavedModel needs one folder per version, such as models/vit/1"
     add("--out", type=Path, required=True, metavar="FOLDER", help=help)
-    help = "the classes' names for a SavedModel, one per line (default: the model's)"
+    help = "a text file of class names for a SavedModel, one per line (default: the model's names)"
     add("--labels", type=Path, metavar="FILE", help=help)
     add("--attention", action="store_true", help="add a signature of the attention rollout to a SavedModel of a ViT")
     kinds = "float32 (default), float16, bfloat16, int8; for openvino also int8_static"
     help = f"precision of the stored weights, not for saved_model: {kinds}"
     add("--precision", default="float32", metavar="DTYPE", help=help)
-    add("--verify", nargs="+", metavar="IMAGE", help="image files to compare the outputs on")
+    add("--verify", nargs="+", metavar="IMAGE", help="image files on which to compare the export with the model")
     add("--overwrite", action="store_true", help="replace existing files")
 
     help = "list the papers' training runs, or show the settings of one"
     add = command("recipes", _recipes, help, ["keras-vit recipes finetune_pets"], {}).add_argument
-    add("name", nargs="?", help="the recipe (default: all, with their results)")
+    add("name", nargs="?", help="the recipe to show (default: list all recipes with results)")
 
-    help = "train a model by a recipe; run it again to continue"
+    help = "train a model by a recipe; run the same command again to continue"
     examples = [
         "keras-vit train --data photos --weights ViT-B_16-224.npz --out runs/photos",
         "keras-vit train --data train.csv --images photos --label-column species --weights ViT-B_16-224.npz",
@@ -347,7 +347,7 @@ def build_parser():
     add("--recipe", default="finetune", metavar="NAME", help="a name from `recipes` (default: finetune)")
     add("--data", required=True, help="a folder of class folders, a CSV file, or the name of a TFDS dataset")
     add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
-    add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: TFDS' own)")
+    add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: chosen by TFDS)")
     add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
     help = "checkpoint to start from: a path, hf://owner/name, a tag (imagenet21k), or none (default: the recipe's)"
     add("--weights", metavar="MODEL", help=help)
@@ -356,17 +356,17 @@ def build_parser():
     add("--set", **SETTINGS, help="change a setting of the recipe; `recipes NAME` shows all of them")
     help = "steps between checkpoints in an epoch (default: 500)"
     add("--save-every", type=int, default=500, metavar="N", help=help)
-    help = "seed of the initial weights, the order and the augmentation (default: 0)"
+    help = "seed of the initial weights, the order of images and the augmentation (default: 0)"
     add("--seed", type=int, default=0, metavar="N", help=help)
-    kinds = "data, and on JAX fsdp, tensor or fsdp+tensor"
-    add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: on one)")
+    kinds = "data or, only on JAX, fsdp, tensor or fsdp+tensor"
+    add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: one device)")
     help = "devices that share one model (default: all with tensor, 2 with fsdp+tensor)"
     add("--model-devices", type=int, metavar="N", help=help)
-    help = "start this many PyTorch processes by torchrun; with --coordinator, the number of all processes"
+    help = "start this many PyTorch processes with torchrun; with --coordinator, the total number of processes"
     add("--processes", type=int, metavar="N", help=help)
-    help = "number of this process, from 0 (default: from torchrun, or on JAX from SLURM)"
+    help = "number of this process, counted from 0 (default: set by torchrun or, on JAX, by SLURM)"
     add("--process-id", type=int, metavar="I", help=help)
-    help = "the address of process 0 (default: from torchrun, or on JAX from SLURM)"
+    help = "the address of process 0 (default: set by torchrun or, on JAX, by SLURM)"
     add("--coordinator", metavar="HOST:PORT", help=help)
     return parser
 

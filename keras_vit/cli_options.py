@@ -24,21 +24,25 @@ LENGTHS = {
 SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
 MODEL = {
     "--image-size": {"type": int, "metavar": "PIXELS", "help": "side of the images (default: as in the weights)"},
-    "--num-heads": {"type": int, "metavar": "N", "help": "attention heads, if the checkpoint does not say"},
-    "--set": {**SETTINGS, "help": "other settings of a checkpoint: activation=gelu, preprocessing.mean=0.5"},
+    "--num-heads": {"type": int, "metavar": "N", "help": "number of attention heads, if it is not in the checkpoint"},
+    "--set": {**SETTINGS, "help": "another setting of the model: activation=gelu, preprocessing.mean=0.5"},
 }
 TABLE = {
-    "--images": {"dest": "folder", "type": Path, "help": "the folder of a CSV file's images (default: the file's)"},
+    "--images": {
+        "dest": "folder",
+        "type": Path,
+        "help": "the folder of a CSV file's images (default: the CSV file's folder)",
+    },
     "--path-column": {
         "metavar": "NAME",
-        "help": "the CSV file's column of paths (default: path; of a single column, that)",
+        "help": "the CSV file's column of paths (default: path; `predict` also takes the only column)",
     },
-    "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, as .jpg"},
+    "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, such as .jpg"},
 }
 
 
 def page(help, examples, note=""):
-    """Returns the `argparse` settings of a help page. It begins with the sentence `help`, and ends with examples."""
+    """Returns the `argparse` settings of a help page, which begins with `help` and ends with `examples` and `note`."""
     return {
         "description": f"{help[0].upper()}{help[1:]}.",
         "epilog": "\n  ".join(["examples:", *examples]) + note,

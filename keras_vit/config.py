@@ -9,24 +9,25 @@ import keras
 
 from keras_vit import activations, arguments
 
-# The default image side in pixels. A model for images of any size stores its own position embeddings for this side.
+# The default image side in pixels. By default, a model for images of any size stores position embeddings for this side.
 DEFAULT_IMAGE_SIZE = 224
 # The largest allowed number of classes.
 MOST_CLASSES = 2**20
 
-# The targets of an image are one class, any number of classes, or numbers, by task.
+# The target of an image is one class (single_label), any number of classes (multi_label), or numbers (regression).
 TASKS = ("single_label", "multi_label", "regression")
-# The largest allowed numbers of blocks (or units in a stage) and of stages. A file with a larger number is damaged.
+# MOST_LAYERS limits the blocks of a model and the units of a stage, and MOST_STAGES limits the stages. A file with a
+# larger number is damaged.
 MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
-# The smallest `std`, and the largest constant, with which float32 can scale images.
+# Images are scaled in float32, so no `std` may be below _SMALLEST, and no constant above _LARGEST.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 # {interpolation filter: the only value of `antialias` that it allows}.
 _ANTIALIAS = {"nearest": False, "area": True}
-# The padding of strided convolutions: "same" pads as TensorFlow, "symmetric" equally on all sides, as PyTorch.
+# The padding of strided convolutions: "same" pads like TensorFlow. "symmetric" pads all sides equally, like PyTorch.
 PADDINGS = ("same", "symmetric")
 
-# (field, dependent field). If the first is replaced, `replace` derives the second again, unless it is passed too.
+# (field, dependent field). If the caller changes only the first field, `replace` derives the second field again.
 _FOLLOWS = (
     ("hidden_dim", "head_dim"),
     ("num_heads", "head_dim"),
@@ -71,11 +72,11 @@ class Preprocessing:
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
         antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
             the official code. None means False for "bilinear" and "nearest", else True.
-        crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. Images are first resized to
-            `floor(size / crop_fraction)`.
+        crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. If the model expects sides of
+            `size` pixels, images are first resized to `floor(size / crop_fraction)`.
         resize_mode: "squash" resizes both sides to `floor(size / crop_fraction)`, even if the aspect ratio changes.
             "crop" keeps the aspect ratio and resizes the shorter side to this size. "pad" keeps the aspect ratio,
-            resizes the longer side to this size, and pads the image with the mean. Then the centre is cropped. None
+            resizes the longer side to this size, and pads the image with the mean. All modes then crop the centre. None
             means "squash" if `crop_fraction` is 1, else "crop".
         crop_rounding: The rounding of the crop's corner if it falls on half a pixel. "even" rounds to the even pixel,
             as in torchvision and timm. "down" rounds down, as in transformers.
@@ -132,7 +133,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """Returns a copy with changed values. A default `antialias` or `resize_mode` becomes the copy's default."""
+        """Returns a copy with changed values. A default `antialias` or `resize_mode` is derived again for them."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -151,14 +152,14 @@ class Preprocessing:
                 )
 
     def for_channels(self, channels) -> "Preprocessing":
-        """Returns a copy for images with `channels` channels. Averages `mean` or `std` if its length differs."""
+        """Returns a copy for images with `channels` channels. Averages `mean` and `std` if their lengths do not fit."""
         constants = {"mean": self.mean, "std": self.std}
         averaged = {name: sum(c) / len(c) for name, c in constants.items() if len(c) not in (1, channels)}
         return dataclasses.replace(self, **averaged)
 
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The tuples (offset, scale) in `(x - offset) / scale` for pixels x of 0..255: one value or one per channel."""
+        """The tuples (offset, scale), of one value or one per channel. Pixels x of 0..255 become (x - offset)/scale."""
         low, high = self.value_range
         levels = 255 / (high - low)
         return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
@@ -241,12 +242,12 @@ class ModelConfig:
 
     @classmethod
     def usual_image_size(cls, fields):
-        """Returns the side in pixels of the images of a model with these fields, if nothing else determines it."""
+        """Returns the image side to assume for a model with these fields, if neither the file nor the user gives it."""
         return DEFAULT_IMAGE_SIZE
 
     @staticmethod
     def usual_preprocessing(image_size):
-        """Returns the preprocessing of a model for images of this size, if nothing else determines it."""
+        """Returns the preprocessing to assume for images of this size, if the file does not determine it."""
         return Preprocessing()
 
     @classmethod
@@ -269,7 +270,7 @@ class ModelConfig:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes):
-        """Returns a copy with changed fields and derives dependent fields; raises ValueError if one is invalid."""
+        """Returns a copy with changed fields. Derives dependent fields again; raises ValueError if one is invalid."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         derived = {name: None for source, name in _FOLLOWS if source in changes and name in values}
         return arguments.record(type(self), {**values, **derived, **changes})
@@ -285,7 +286,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values):
-        """Returns the config from a dict of `to_dict`; raises ValueError for unknown, missing or invalid fields."""
+        """Returns the config for a dict from `to_dict`. Raises ValueError if a field is unknown, missing or invalid."""
         if not isinstance(values, Mapping):
             raise arguments.invalid("config", f"a dict of the fields of {cls.__name__}", values)
         values = _without_old_names(values)
@@ -315,7 +316,7 @@ def _lists(value):
 
 
 def find_normalization(model):
-    """Returns the layer that stores the `Preprocessing`, in the model or a nested model, or None."""
+    """Returns the layer, of the model or of a nested model, that stores the `Preprocessing`; None if there is none."""
     for layer in arguments.model(model).layers:
         # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
@@ -327,7 +328,7 @@ def find_normalization(model):
 
 
 def config_of(model: keras.Model) -> ModelConfig:
-    """Returns the config of a model, or of the model of this package that it extends or contains.
+    """Returns the config of a model of this package. If `model` extends or contains such a model, returns that config.
 
     Args:
         model: A functional or Sequential `keras.Model`.

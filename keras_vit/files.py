@@ -55,7 +55,7 @@ def _write_into(device, draft):
 
 
 def regular_file(path, expected):
-    """Returns `path`; raises "Expected {expected}" if it is no regular file. Reading a pipe could block."""
+    """Returns `path`; raises "Expected {expected}" if it is not a regular file. Reading from a pipe could block."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     return path
@@ -113,11 +113,14 @@ def _replaced(folder, path):
 
 
 def remove_abandoned(folder, pattern):
-    """Removes draft folders that killed processes left for names matching the glob `pattern`; needs file locks."""
+    """Removes draft folders that killed processes left for names that match the glob `pattern`.
+
+    Without file locks, removes nothing, because another process may still use a draft folder.
+    """
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # If a process was killed between the two renames of `put_folder`, only the draft has the contents, so keep it.
+        # If a process was killed between the two renames of `put_folder`, the draft has the only copy. Keep it.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if lock is not None and not halfway:
             shutil.rmtree(draft, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reads a file of weights by canonical keys: the keys as its code base, such as timm, spells them in `Source.names`."""
+"""Reads the arrays of a file by canonical keys, the keys in `Source.names`. A source is the format of the file."""
 
 import contextlib
 from typing import NamedTuple
@@ -6,12 +6,12 @@ from typing import NamedTuple
 from keras_vit.weights.read.file import refuse
 from keras_vit.weights.source import unwrapped
 
-# The largest number of transformer blocks in an array whose first axis is the block. Damaged files could have any.
+# The largest allowed number of transformer blocks along the first axis of one array. Damaged files could have more.
 _MOST_BLOCKS = 1000
 
 
 class ArrayLocation(NamedTuple):
-    """The key of an array in a file. If one array contains a weight of all blocks, `index` is the block, else None."""
+    """The key of an array in a file. If the array contains a weight for all blocks, `index` is the block, else None."""
 
     key: str
     index: int | None = None
@@ -21,7 +21,7 @@ class ArrayLocation(NamedTuple):
 
 
 class CanonicalFile:
-    """An open `WeightsFile` whose arrays can be read by the keys in `Source.names`, one array for each block.
+    """An open `WeightsFile` whose arrays can be read by the keys in `Source.names`. Arrays of all blocks are split.
 
     Args:
         file: The `WeightsFile`.
@@ -43,14 +43,14 @@ class CanonicalFile:
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         canonical = {name: inner[key] for name, key in canonical.items()}
-        # `ignored` are keys without weights. `outside` are the keys without the prefix, which belong to other modules.
+        # `ignored` are keys that hold no weights. `outside` are keys of other modules, which lack the prefix.
         self.ignored = [inner[key] for key in ignored]
         self.outside = sorted(entries.keys() - inner.values())
         source.refuse_keys(self.path, canonical, self.model_name)
         self.source = source.with_variant_names(canonical)
         self.places = self._unstacked(canonical)
         self.shapes = {name: self._shape(place) for name, place in self.places.items()}
-        # {path of a model weight: its shape in the model}, for the weights of which the file contains all arrays.
+        # {path of a model weight: its shape in the model}, for each weight whose arrays are all in the file.
         self.weights = self._weights()
 
     @property

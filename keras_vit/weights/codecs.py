@@ -18,7 +18,7 @@ class Identity:
         return tuple(array.shape for array in self.to_file(np.empty(shape), heads))
 
     def model_shape(self, shapes):
-        """Returns the model's shape for file arrays of `shapes`, possibly with num_heads and head_dim as one axis."""
+        """Returns the shape in the model for file arrays of `shapes`. In it, num_heads and head_dim may be one axis."""
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
@@ -35,7 +35,7 @@ class Identity:
 
 
 class Squeeze(Identity):
-    """The file's array has `before` extra axes of length 1 first, and lacks the model's first `without` axes."""
+    """The file's array begins with `before` extra axes of length 1, and lacks the weight's first `without` axes."""
 
     def __init__(self, before=0, without=0):
         self.before, self.without = before, without

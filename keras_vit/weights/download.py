@@ -16,9 +16,10 @@ class DownloadError(OSError):
 
 
 def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
-    """Downloads a file to a temporary name, checks it with `confirm`, which has the same arguments, and moves it.
+    """Downloads a file to a temporary name, checks its hash, and moves it to `path`. `confirm` describes the arguments.
 
-    If several processes download the same file, the first one to finish moves its file, and the rest check that file.
+    If several processes download the same file, the first one to finish moves its file. The others check the moved
+    file, and remove their own.
     """
     path = Path(path)
     known = _known(sha256, sha256_prefix, pin)
@@ -26,7 +27,7 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
         try:
             draft = keras.utils.get_file(path.name, url, cache_dir=folder, cache_subdir="")
             digest = _checked(draft, known, check)
-        # `get_file` raises Exception itself if the network fails.
+        # If the network fails, `get_file` raises the class Exception itself.
         except Exception as error:
             reason = str(error).replace(str(folder / path.name), str(path))
             raise DownloadError(f"Cannot download {url}: {reason}.") from None
@@ -44,8 +45,8 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
         path: Path of the file.
         sha256: The published SHA-256, 64 hexadecimal digits, or None.
         sha256_prefix: The first digits of the published SHA-256, or None.
-        pin: Path of a `sha256sum` file. If no full hash was published, it stores the hash of the downloaded file
-            after the first check, for later checks.
+        pin: Path of a file in the format of `sha256sum`. If no full hash was published, the first check writes the
+            file's hash there, and later checks compare with this hash.
         check: Function of the path that raises ValueError for a wrong file.
     """
     known = _known(sha256, sha256_prefix, pin)
@@ -57,7 +58,7 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
 
 
 def _known(sha256, sha256_prefix, pin):
-    """Returns {origin of a known hash: the first digits, or all digits, of the SHA-256 that the file must have}."""
+    """Returns {origin of a known hash: its digits}. The digits may be only the first ones of the SHA-256."""
     pinned = f"pinned in {str(pin)!r} (delete that file if the new hash is right)"
     known = {"published": sha256, "in the published name": sha256_prefix, pinned: digest_in(pin, Path(pin).stem)}
     return {origin: digits.lower() for origin, digits in known.items() if digits}

@@ -4,12 +4,13 @@ from typing import Any, NamedTuple
 
 from keras_vit.config import Preprocessing
 
-# The origins of values, for messages: "default of timm" (a library) or "known for vit_small_patch16_224" (a model).
+# The origins of values. A library follows DEFAULT, as in "default of timm", and a model follows KNOWN, as in "known for
+# vit_small_patch16_224".
 STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
 
 
 class Value(NamedTuple):
-    """The value of a field and its origin. `certain` is False if models with other values can have the same file."""
+    """The value of a field and its origin. `certain` is False if a model with another value can have an equal file."""
 
     value: Any
     origin: str
@@ -19,8 +20,9 @@ class Value(NamedTuple):
 class Positions(NamedTuple):
     """The layout of a table of position embeddings.
 
-    The first `num_prefix` positions are of the class token and similar tokens. The positions of the patches follow;
-    `grid` is their (rows, columns), or None if it is unknown. `is_stated` is True if the caller or the file gives it.
+    The first `num_prefix` positions are for the class token and similar tokens. The positions of the patches follow.
+    `grid` is the (rows, columns) of the patches, or None if it is unknown. `is_stated` is True if the caller or the
+    file gives the grid.
     """
 
     num_prefix: int = 0
@@ -56,7 +58,7 @@ class Found:
         self.stated_constants = None
 
     def put(self, origin, *, certain=True, **fields):
-        """Sets {field: value} with one origin. With `certain=False`, other values could have the same file."""
+        """Sets fields to values of one origin. Pass `certain=False` if other values could lead to an equal file."""
         for name, value in fields.items():
             self.unknown.pop(name, None)
             self.values[name] = Value(value, origin, certain)
@@ -118,7 +120,7 @@ class Found:
 
 
 def attempt_preprocessing(found, default, config, fields, read):
-    """Sets the preprocessing in `found` to the values that `read()` returns, or marks it as unknown on a ValueError.
+    """Sets the preprocessing in `found` to the values that `read()` returns, or marks it as unknown if `read` fails.
 
     `fields` maps a key of `config` to the preprocessing fields that it sets. If `config` has no such key, all values
     are defaults, and their origin is `default`.
@@ -136,7 +138,7 @@ def attempt_preprocessing(found, default, config, fields, read):
 
 
 def put_preprocessing(found, source, constants):
-    """Sets the preprocessing in `found` to the `constants` that all models of a source share. None means unknown."""
+    """Sets the preprocessing in `found` to `constants`, which all models of a source share. None means unknown."""
     if constants is None:
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:

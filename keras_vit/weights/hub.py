@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints on the Hugging Face hub and Kaggle by name, through their clients and caches."""
+"""Gets checkpoints by name from the Hugging Face hub and Kaggle with their clients, and uploads to Hugging Face."""
 
 import contextlib
 import glob
@@ -15,7 +15,7 @@ from keras_vit.weights.read.folders import WEIGHTS
 logger = logging.getLogger("keras_vit")
 
 _HUGGING_FACE = re.compile(
-    # A revision is a branch, tag or commit without a slash, or a pull request (refs/pr/N).
+    # A revision is the name of a branch or tag without a slash, a commit, or a pull request (refs/pr/N).
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>refs/pr/\d+|[^/@]+))?(/(?P<inside>[^/].*?))?/?"
 )
 _KAGGLE = re.compile(r"kaggle://(?P<handle>[\w.-]+(/[\w.-]+){3}(/\d+)?)(/(?P<inside>[^/].*?))?/?")
@@ -70,7 +70,8 @@ def _hugging_face_path(name, repo, revision, inside):
             files = [file.rfilename for file in hub.HfApi().model_info(repo, revision=revision).siblings]
         except hub.errors.RevisionNotFoundError:
             raise
-        # If the hub cannot be reached, the class of the error depends on huggingface_hub's HTTP client.
+        # If the hub cannot be reached, the class of the error depends on huggingface_hub's HTTP client. So after any
+        # error, look in the cache.
         except Exception as error:
             cached = {"revision": revision, "allow_patterns": [], "local_files_only": True}
             try:
@@ -96,14 +97,14 @@ def _kaggle_path(name, handle, inside):
         kind = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}.get(status, ConnectionError)
         raise kind(
             f"Cannot get {name!r}: {_sentence(error)} If it needs an account or consent, accept its terms on "
-            "kaggle.com and call kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network only a name with a "
-            "version can be cached."
+            "kaggle.com and call kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network, only a name with "
+            "a version can be read from the cache."
         ) from error
     return path if inside else str(Path(path, _choose(name, _files_in(path), "")[0]))
 
 
 def _choose(name, files, inside, note=""):
-    """Returns the path to open out of a repository's `files`, and the patterns of the files to download for it."""
+    """Chooses from a repository's `files`. Returns the path to open, and glob patterns of all files that it needs."""
     if inside in files:
         return inside, _with_shards(inside)
     start = f"{inside}/" if inside else ""
@@ -170,10 +171,10 @@ def _explaining(what, repo):
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
-            raise PermissionError(f"{what}: the hub refused access ({status}). To {page}, {log_in}.") from error
+            raise PermissionError(f"{what}: the hub refused access ({status}). To use {page}, {log_in}.") from error
         # An error of the disk already has a clear message.
         if isinstance(error, OSError) and error.errno:
             raise
         raise ConnectionError(
-            f"{what}: {_sentence(error)} Check the network and run it again: complete files are kept."
+            f"{what}: {_sentence(error)} Check the network and try again. Complete files are kept."
         ) from error

@@ -17,7 +17,7 @@ def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
         found: The `Found` of the folder, which already contains num_classes.
         config: The contents of config.json.
         labels: The class names of the config: a list, a dict from class number to name, or None.
-        of_timm: Bool. True accepts a list, and ignores a dict in which class numbers are missing.
+        of_timm: Bool. True accepts a list as `labels`, and ignores a dict that lacks a class number.
         usual: The task if the config has no `problem_type`.
     """
     if not found.get("num_classes"):
@@ -58,4 +58,4 @@ def _is_numbered(names):
 def _invalid(path, expected, received):
     text = repr(received)
     shown = text if len(text) < 200 else f"{text[:200]}..."
-    return ValueError(f"Cannot load {path!r}: its config.json. Expected {expected}. Received: {shown}")
+    return ValueError(f"Cannot load {path!r}: its config.json is invalid. Expected {expected}. Received: {shown}")

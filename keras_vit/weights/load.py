@@ -27,7 +27,7 @@ _LARGEST_SIDE = 1024
 
 
 class Layout(NamedTuple):
-    """The sizes of a checkpoint or a model on which splitting and resizing of arrays depend.
+    """The sizes of a checkpoint or a model that determine how arrays are split and resized.
 
     `grid` is the (rows, columns) of the patches in the position table, or None if it is unknown. The table begins with
     `num_prefix_positions` more positions, of the class token and similar tokens. `tables` maps each table of relative
@@ -76,9 +76,10 @@ class Plan:
         methods = TABLE_METHODS if of_tables else POSITION_METHODS
         arguments.choice("position_interpolation", self.position_interpolation, methods)
         self.variables = weights_by_path(model)
-        # The path of the model's first kernel, whose shape depends on the number of image channels.
+        # The path of the model's first kernel. The number of image channels is an axis of this kernel.
         self.entrance = next(weight for weight in self.variables if weight.endswith("/kernel"))
-        # The rows of the file's position table for the tokens before the patches. `values` adds them to these tokens.
+        # The rows of the file's position table for the tokens before the patches. If the model's table has no row for
+        # such a token, `values` adds the file's row to the token itself.
         self.prefix_rows = None
         self.report = LoadReport(checkpoint.path, checkpoint.source.name, model.name)
         self.report.skipped.update(dict.fromkeys(checkpoint.ignored, NO_WEIGHTS))
@@ -155,7 +156,7 @@ class Plan:
             )
 
     def _adapts(self, weight, needed):
-        """Returns True if the file's array can be resized, or adapted to other channels, to the shape `needed`."""
+        """Returns True if the file's array can get the shape `needed` by resizing it or adapting its channels."""
         there = self.checkpoint.weights.get(weight, ())
         if len(there) != len(needed):
             return False
@@ -204,7 +205,7 @@ class Plan:
                     if not users[used]:
                         del arrays[used]
                 if weight in (*PREFIX_TOKENS, *REGISTERS):
-                    # These tokens get their position embeddings once the whole file is read.
+                    # Keep these tokens, because position embeddings may be added to them after the whole file is read.
                     tokens[weight] = value
                 else:
                     yield weight, value
@@ -218,14 +219,15 @@ class Plan:
     def load(self, whole):
         """Loads the values, and returns the `LoadReport`.
 
-        With `whole`, either all weights change or none, which takes twice the model's memory. Functions that build a
-        new model set it to False: each array is freed once it is loaded. If an array is damaged, the error is raised,
-        and the new model is unusable.
+        With `whole`, either all weights change or none. This takes twice the model's memory. Functions that build a
+        new model set `whole` to False, so that each array is freed once it is loaded. If an array is damaged, the
+        error is raised, and the new model is unusable.
         """
         if whole:
             _assign(self.variables, dict(self.values()))
             return self.report
-        # Keep the heads, whose arrays may belong to the user's initializer, and positions, which may be read again.
+        # Do not free heads, because their arrays may belong to the user's initializer. Do not free position embeddings,
+        # because `_adapt_positions` may read the model's own.
         kept = ("head", "head_dist", "position_embedding")
         free(self.variables[weight] for weight in self.rows if weight.split("/")[0] not in kept)
         for weight, value in self.values():
@@ -283,7 +285,7 @@ class Plan:
         return resize.resize_positions(table.reshape(*old, -1), *new, self.position_interpolation).reshape(shape)
 
     def _add_prefix_positions(self, values):
-        """Adds position embeddings to the tokens before the patches that only the file's position table contains."""
+        """Adds the file's position embeddings to tokens before the patches that have no row in the model's table."""
         there = self.checkpoint.weights
         counts = {name: there[name][1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in there}
         for weight, rows in rows_of_tokens(self.prefix_rows, counts, self.here.num_prefix_positions):

@@ -12,7 +12,7 @@ def free(variables):
 
 
 def overwrite(variable, value):
-    """Assigns a value to a variable. On TensorFlow and a CPU, reuses the memory of the variable."""
+    """Assigns a value to a variable. With TensorFlow on a CPU, reuses the memory of the variable."""
     own = variable.value
     if (
         keras.backend.backend() != "tensorflow"

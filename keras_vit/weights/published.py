@@ -24,9 +24,9 @@ class PublishedCheckpoint(NamedTuple):
     # The architecture and the tag, such as "ViTB16.imagenet21k".
     name: str
     architecture: str
-    # "recipe_classes_resolution", such as "augreg_imagenet2012_384". The ViT paper's own recipe and 224 pixels are left
-    # out. The tag of a fine-tuned BiT is "pretraining_classes". A model without a classifier has only a recipe or data
-    # set. "reg4" models have 4 register tokens.
+    # A tag has the form "recipe_classes_resolution", such as "augreg_imagenet2012_384". It omits the ViT paper's own
+    # recipe, and a resolution of 224. The tag of a fine-tuned BiT is "pretraining_classes". For a model without a
+    # classifier, the tag is only a recipe or data set. Models with "reg4" have 4 register tokens.
     tag: str
     url: str
     # The argument `source` of `load_weights`.
@@ -42,7 +42,8 @@ class PublishedCheckpoint(NamedTuple):
     accuracy: float | None
     # The SPDX name of the license, such as "Apache-2.0".
     license: str
-    # The file name in the cache: the published name, after its folder's name if several files have the same name.
+    # The file name in the cache. It is the published name. If several files have this name, the folder's name comes
+    # before it.
     filename: str
 
     @property
@@ -68,10 +69,11 @@ _VIT = (
     ("sam_imagenet2012", "sam", 224, 1000, "ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32"),
 )
 # AugReg (arXiv 2106.10270). The columns are the model and its checkpoints of ImageNet-21k, of ImageNet at 224 pixels
-# and of ImageNet at 384 pixels. A checkpoint is augmentation/weight decay/dropout/learning rate of fine-tuning:accuracy
-# and the dropout is also the rate of stochastic depth. The first and last columns are recommended by the official
-# README or, for B/8, by the official notebook. Of the middle column, the README recommends only B/8. The other files of
-# this column are from timm's table, and some of them are fine-tuned from another checkpoint than the first column's.
+# and of ImageNet at 384 pixels. A checkpoint is written as "augmentation/weight decay/dropout/learning rate of
+# fine-tuning:accuracy". The dropout is also the rate of stochastic depth. The official README recommends the
+# checkpoints of ImageNet-21k and at 384 pixels, except B/8, which the official notebook recommends. Of the checkpoints
+# at 224 pixels, the README recommends only B/8. The others are from timm's table, and some of these were not fine-tuned
+# from the ImageNet-21k checkpoint in the same row.
 _AUGREG = """
 R_Ti_16   none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:75.40
 Ti_16     none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:78.22
@@ -186,5 +188,6 @@ _FILES = [folder_and_file(url)[1] for _, _, _, url, *_ in _published()]
 ROWS = {row.name: row for row in (_row(*facts) for facts in _published())}
 # {published file name: first digits of the SHA-256}.
 SHA256_PREFIXES = {row.filename: row.sha256_prefix for row in ROWS.values() if row.sha256_prefix}
-# {published file name: `source` of `load_weights`}. Files of DINO and MAE have the same keys, so only the name differs.
+# {published file name: `source` of `load_weights`}. Files of DINO and MAE have the same keys, so only
+# the file name shows the source.
 SOURCES_OF_FILES = {row.filename: row.source for row in ROWS.values()}

@@ -5,7 +5,7 @@ from keras_vit.weights.found import STATED, Found
 
 
 def begin(file, entrance):
-    """Returns a `Found` with a file's channels (read from the kernel `entrance`), classes and resizing method."""
+    """Returns a `Found` with a file's resizing method, number of classes, and channels of the kernel `entrance`."""
     found = Found(file.path)
     found.position_interpolation = file.source.position_interpolation
     found.put(STATED, in_channels=file.size(entrance, 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)
@@ -13,7 +13,7 @@ def begin(file, entrance):
 
 
 def read_record(file, found):
-    """Adds the fields of the config that `save_weights` wrote to `found`, except fields that are already in it."""
+    """Adds to `found` the config fields that `save_weights` wrote. Fields that are already in `found` do not change."""
     values = dict(file.own["config"])
     for name in ("activation", "classifier_activation"):
         try:

@@ -22,11 +22,14 @@ class LoadReport:
         model: Name of the model.
         loaded: Dict from weight path to shape.
         resized: Dict from the path of a resized weight (positions or patches) to a text with both sizes.
-        adapted: Dict from the path of a weight with another number of channels or tokens to a text with both numbers.
-        skipped: Dict from a key of the file that was not used to the reason.
-        kept: Dict from the path of a weight that was not loaded to "zero" (its new value) or "unchanged".
-        assumed: Dict from a setting that the file does not contain to the value that `from_pretrained` used.
-        unchecked: Dict from a file whose damage would not be noticed (no SHA-256 or checksums) to the remedy.
+        adapted: Dict from weight path to text, for weights with another number of channels or tokens in the file. The
+            text has both numbers.
+        skipped: Dict from each unused key of the file to the reason.
+        kept: Dict with the path of each weight that was not loaded. The value is "zero" if the weight was set to 0, and
+            otherwise "unchanged".
+        assumed: Dict with each setting that the file does not contain, and the value that `from_pretrained` used.
+        unchecked: Dict with each file whose damage would not be noticed, because it has neither a SHA-256 nor
+            checksums. The value is the remedy.
 
     Example:
 
@@ -67,7 +70,10 @@ class LoadReport:
         return {**others, f"{len(without)} keys, such as {without[-1]}": NO_WEIGHTS}
 
     def log(self):
-        """Logs the report to the logger "keras_vit": as a warning if model and file differ, otherwise as info."""
+        """Logs the report to the logger "keras_vit": as info if there is nothing to check, otherwise as a warning.
+
+        It is a warning if model and file differ, a setting was assumed, or damage would not be noticed.
+        """
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed or self.unchecked
         logger.log(logging.WARNING if differs else logging.INFO, "%s", self)

@@ -17,7 +17,8 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 def resize_patches(kernel, patch_size):
     """Resizes a (height, width, channels, hidden_dim) kernel to a (height, width) with FlexiViT's pseudo-inverse."""
-    # See arXiv 2212.08013, section 3.4. The outputs for resized images are equal or, for smaller patches, the closest.
+    # See arXiv 2212.08013, section 3.4. With the new kernel, resized patches give equal outputs or, if the patches were
+    # made smaller, the closest possible outputs.
     rows, columns = (
         np.linalg.pinv(resize_matrix(old, new, "bilinear").T)
         for old, new in zip(kernel.shape[:2], patch_size, strict=True)
