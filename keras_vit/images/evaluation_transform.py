@@ -31,7 +31,7 @@ class EvaluationTransform:
 
     @property
     def resized(self):
-        """The (height, width) to resize to. The modes "crop" and "pad" resize only one side to these sizes."""
+        """The (height, width) to resize to. In the modes "crop" and "pad", only one side gets this size."""
         # Add 1e-9, because 384 / (384 / 438) is slightly less than 438 in floating point.
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
@@ -46,7 +46,8 @@ class EvaluationTransform:
         if mode == "squash":
             new = (0 * height + rows, 0 * width + columns)
         else:
-            # Relative to the target, the shorter side sets the scale of a crop, and the longer side of padding.
+            # In the mode "crop", the side that is shorter relative to the target sets the scale. In the mode "pad", the
+            # longer one does.
             short, long = height * columns, width * rows
             by_height = short <= long if mode == "crop" else short >= long
             # torchvision rounds the longer side down. timm uses torchvision for square crops, else rounds to nearest.
@@ -71,7 +72,7 @@ class EvaluationTransform:
 
     @property
     def fill(self):
-        """The padding value, or one per channel: the mean of the `Preprocessing`, rounded to 0..255."""
+        """The value of padded pixels, or one per channel: the mean in `preprocessing`, as an integer of 0..255."""
         offset, _ = self.preprocessing.offset_and_scale
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 
@@ -106,7 +107,7 @@ class EvaluationTransform:
             image = tf.image.resize(image, self.image_size, interpolation)
             return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
         new, start = self.plan(shape, tf)
-        # Compute only the crop, because resizing a whole image of 1 x 16,384 pixels would give 224 x 3.7 million.
+        # Compute only the crop. A whole image of 1 x 16,384 pixels would be resized to 224 x 3.7 million pixels.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
         if interpolation == "nearest":
             for axis in (0, 1):
@@ -153,7 +154,7 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """Returns the first source pixel of each of `size` new pixels, and the weights from this source pixel on."""
+        """Returns, for each of `size` new pixels, the first source pixel, and the weights of it and the next pixels."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
@@ -172,7 +173,7 @@ def _rounded(size, by):
 
 
 def _weighted(image, first, weights, axis):
-    """Returns weighted sums of pixels along `axis`, for the result of `_weights`, `first` and `weights`."""
+    """Returns weighted sums of pixels along `axis`. `_weights` returns the arguments `first` and `weights`."""
     # Move the axis to the front, so that all values of one row or column are contiguous in memory.
     image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
     total = np.zeros((len(first), *image.shape[1:]), "float32")

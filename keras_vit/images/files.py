@@ -1,7 +1,7 @@
-"""Reads image files, and refuses files that would need too much work before it decodes them.
+"""Reads image files. Refuses files whose decoding would need too much work.
 
-A small file can cause seconds of work: a PNG of 62 KB may decode to a gigabyte, and each scan of a JPEG computes all
-its blocks again. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
+A small file can cause seconds of work: a PNG of 62 KB may decode to a gigabyte, and a decoder computes all blocks of a
+JPEG again for each scan. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
 """
 
 import io
@@ -24,7 +24,7 @@ MAX_TEXTS = 8
 PIECE = 1 << 16
 # The largest allowed side. Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
-# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG, whose scans are not counted.
+# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG whose scans would not be limited.
 # Pillow identifies BUFR, GRIB and HDF5, but cannot read them.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -34,7 +34,8 @@ _GREY = (0.299, 0.587, 0.114)
 EXIF_BYTES = 1 << 16
 _ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
 ORIENTATION = 0x0112  # The EXIF tag of the orientation.
-# The EXIF orientations that reverse the rows, and that reverse the columns. Images with 5 to 8 are transposed first.
+# The EXIF orientations for which rows are reversed, and those for which columns are reversed. Images with the
+# orientations 5 to 8 are transposed first.
 _FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
@@ -43,17 +44,17 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
 
     The image is turned upright by its EXIF orientation. If `channels` is not 4, transparent pixels are composited on
     white. A gray image of 16 bits whose values are all below 4,096 is read as an image of 12 bits. `decode_jpeg` and
-    `decode_png` return the same, except for color images of 16 bits, of which Pillow reads only the upper 8 bits.
+    `decode_png` return the same pixels, except for color images of 16 bits. Pillow reads only the upper 8 bits of them.
 
     Args:
-        file: Path of an image file in any format that Pillow reads, except EPS and BLP, or its bytes.
+        file: The path or the bytes of an image file, in any format that Pillow reads except EPS and BLP.
         channels: 1 (grayscale), 3 (RGB) or 4 (RGBA), regardless of the file.
         max_pixels: Integer, the largest height x width; the default is Pillow's own limit. A side is at most 65,535
             pixels, and a JPEG has at most `16 * max_pixels / (height * width)` scans.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is not a readable image, if it exceeds a limit, or if `channels` is not 1, 3 or 4.
+        ValueError: If the file is not a readable image or exceeds a limit, or if `channels` is not 1, 3 or 4.
         ImportError: If Pillow is not installed.
 
     Example:
@@ -101,7 +102,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
         raise
     # Catch all errors, because Pillow raises different ones for each format and kind of damage.
     except Exception as error:
-        # If the image is bytes, Pillow's message contains the address of a buffer.
+        # If the image is bytes, Pillow's message contains the address of a buffer, so remove this address.
         reason = re.sub(r" <_io.*?>", "", str(error))
         raise ValueError(f"Cannot read {name!r}. It is damaged, or Pillow does not support it ({reason}).") from error
 
@@ -121,7 +122,7 @@ def num_scans(jpeg):
 
 
 def _check_rows(data, image):
-    """Raises if a PNG has fewer rows than its header contains, because Pillow sets missing rows to zero."""
+    """Raises if a PNG has fewer rows than its header requires. Pillow would set the missing rows to zero."""
     interlaced = data[28]
     if not interlaced and np.asarray(image.crop((0, image.height - 1, image.width, image.height))).any():
         return
@@ -168,7 +169,7 @@ def png_header(encoded, max_pixels, max_side=MAX_SIDE):
 
 
 def _texts(encoded):
-    """Returns the number of compressed texts of a PNG; fails if a chunk exceeds the file, or for too many chunks."""
+    """Returns the number of compressed texts of a PNG; fails if a chunk exceeds the file, or chunks are too many."""
     import tensorflow as tf
 
     size = tf.strings.length(encoded)
@@ -267,7 +268,7 @@ def decode_png(encoded, channels):
 
 
 def to_channels(image, channels):
-    """Converts RGB to grayscale if `channels` is 1, with Pillow's weights, which differ from libpng's and libjpeg's."""
+    """Converts RGB to grayscale if `channels` is 1. Uses Pillow's weights, because libpng and libjpeg have others."""
     import tensorflow as tf
 
     if channels != 1:

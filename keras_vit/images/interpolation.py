@@ -23,7 +23,7 @@ def _range(size, xp):
 
 
 def _number(size, xp):
-    """Converts a size to a float by way of a range, because torch.export makes a constant of a size that is cast."""
+    """Converts a size to a float through a range. If the size were cast, torch.export would make it a constant."""
     return size if xp is np else _range(size, xp)[-1] + 1
 
 
@@ -50,7 +50,7 @@ def cubic(a):
 
 
 def _border_repeated(kernel, reach, offset=0.0):
-    """Returns a method that resizes by `kernel`, with `reach` repeated border pixels on each side."""
+    """Returns a method that resizes with `kernel`, after repeating the border pixels `reach` times on each side."""
 
     def matrix(old, new, xp):
         padded = np.arange(-reach, old + reach)
@@ -81,7 +81,7 @@ def _geometric(old, new, xp):
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # Find the ratio of one gap to the next for which the last old and new offsets are equal, by 19 bisections.
+    # By 19 bisections, find the ratio of a gap to the previous gap for which the last old and new offsets are equal.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2

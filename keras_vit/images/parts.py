@@ -80,7 +80,7 @@ def _blocks(gif):
 
 
 def _palette(gif, at):
-    """Returns the number of bytes of a GIF palette, whose flags are the byte at `at`."""
+    """Returns the number of bytes of a GIF palette. The byte at position `at` contains the palette's flags."""
     flags = _number(gif, at, 1)
     return 3 * 2 ** (flags % 8 + 1) if flags & 0x80 else 0
 

@@ -18,7 +18,8 @@ logger = logging.getLogger("keras_vit.data")
 class TableRows(dict):
     """The rows of a table with the indices `chosen`, as {column name: values}.
 
-    `lines` contains their numbers in the whole table, for errors. `whole` is the whole table, with all classes.
+    `lines` contains the numbers of these rows in the whole table, for errors. `whole` has all rows of the table,
+    because the chosen rows may lack a class.
     """
 
     def __init__(self, columns, lines, chosen):
@@ -28,9 +29,10 @@ class TableRows(dict):
 
 
 def read_columns(frame, argument="frame"):
-    """Reads a DataFrame, dict or CSV file. Returns ({name: values}, lines, the folder of relative paths).
+    """Reads a DataFrame, dict or CSV file. Returns ({name: values}, lines, folder).
 
-    `lines` is how errors refer to rows: ("row" or "line", the number of each row). Errors also name the `argument`.
+    `lines` is how errors refer to rows: ("row" or "line", the number of each row). Relative paths in the table start at
+    `folder`. Errors also name the `argument`.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
@@ -134,7 +136,7 @@ def classes(cells, lines, class_names, num_classes, known=()):
 
 
 def several_classes(cells, lines, class_names, num_classes, separator, known=()):
-    """Parses cells with any number of classes, joined by `separator`, to multi-hot labels; returns as `classes`."""
+    """Parses cells of classes joined by `separator` to multi-hot labels. Returns a tuple like the one of `classes`."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
@@ -151,7 +153,7 @@ def _refuse_lists(cells, lines):
 
 
 def indicators(columns, label_columns, lines):
-    """Parses one column of 0 and 1 per class to multi-hot labels. Returns as `classes` does."""
+    """Parses one column of 0 and 1 per class to multi-hot labels. Returns a tuple like the one of `classes`."""
     hint = ", or labels='float' for regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
@@ -159,14 +161,14 @@ def indicators(columns, label_columns, lines):
 
 
 def floats(columns, label_columns, lines):
-    """Parses columns of regression targets to lists of floats. Returns as `classes` does."""
+    """Parses columns of regression targets to lists of floats. Returns a tuple like the one of `classes`."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)
 
 
 def _rows(columns, names, lines, parse, is_valid, expected):
-    """Parses the cells of the columns `names` by `parse`; raises `expected` for rows with a cell that is not valid."""
+    """Parses the cells of the columns `names` by `parse`. Raises an error that begins with `expected`."""
     rows = list(zip(*(columns[name] for name in names), strict=True))
     parsed = [[parse(value) for value in row] for row in rows]
     fail(expected, lines, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])

@@ -40,7 +40,7 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # Remember an epoch without images. If training stops after it, `on_train_end` writes its images.
+        # Remember an epoch whose images are not written. If training ends with it, `on_train_end` writes them.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)

@@ -22,7 +22,7 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """The checkpoint format of a code base, and the settings of its models. If the models differ, a setting is None."""
+    """The checkpoint format of a code base, and the settings of its models. A setting is None if its models differ."""
 
     name: str
     # {weight path: Name}, with the model's first layer first. Paths and keys may contain the numbers {block:02d},
@@ -30,13 +30,15 @@ class Source:
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
-    # The code base whose normalization epsilons and max-pooling padding the ResNet of a hybrid or BiT uses.
+    # The code base whose normalization epsilons the ResNet of a hybrid or of BiT uses.
     resnet_epsilons: str | None = "official"
+    # The padding of BiT's max pooling: "lowest" or "zeros".
     pool_padding: str | None = None
     position_interpolation: str = "linear"
-    # True if the class token has a position embedding. It decides if the table's length is valid with and without one.
+    # True if the class token usually has a position embedding. This decides if the length of a position table fits a
+    # grid both with and without it.
     class_token_position: bool = True
-    # The arguments of `Preprocessing`, or None if the published models need different ones.
+    # The arguments of `Preprocessing`, or None if they differ between the published models.
     preprocessing: dict | None = None
     # (regular expression, replacement) pairs that convert other spellings of keys.
     aliases: tuple = ()
@@ -50,8 +52,8 @@ class Source:
     prefixes: tuple = ()
     # (prefix of keys, template of keys for each block) if an array may contain all blocks, along its first axis.
     stacked: tuple | None = None
-    # Some models have other keys: {name: entries that replace entries of `names`}. They apply if the file contains
-    # these keys. When a file is written, they apply if `name` is a config field that is set.
+    # {name: entries that replace entries of `names`}, for models with other keys. The entries apply to a file that is
+    # read if it contains their keys. They apply to a file that is written if `name` is a config field that is set.
     spellings: dict = dataclasses.field(default_factory=dict)
     # The activation of gated MLPs, if it differs from `activation`.
     gated_activation: str | None = None
@@ -98,7 +100,7 @@ class Source:
                 )
 
     def refusal(self, path, model_name, what):
-        """Returns the error for a file of a model with a property, `what`, that keras_vit does not support."""
+        """Returns the error for a file of an unsupported model. `what` is the property that is not supported."""
         name = f" ({model_name})" if model_name else ""
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
@@ -196,7 +198,7 @@ def norm(ours, theirs):
 
 
 def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
-    """Returns the `names` entries of a block, except queries, keys and values, from its module names in the file."""
+    """Returns the `names` entries of a block from its module names in the file. Leaves out queries, keys and values."""
     rows = {**norm(f"{BLOCK}norm_1", prefix + norm_1), **dense(f"{BLOCK}attention/out", prefix + out)}
     rows |= norm(f"{BLOCK}norm_2", prefix + norm_2)
     for i, theirs in enumerate((dense_1, dense_2), start=1):
@@ -232,7 +234,10 @@ def pooling(probe, parts, out, norm_, mlp):
 
 
 def resnet(stem, unit, norms):
-    """Returns the `names` entries of a ResNet, from the file's prefixes of the stem, of a unit and of its norms."""
+    """Returns the `names` entries of a ResNet. `stem` and `unit` are the file's prefixes of the stem and of a unit.
+
+    `norms` are the convolutions of a unit that have a norm: 1, 2, 3 or "proj".
+    """
     rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TORCH_CONV)}
     for i in (1, 2, 3, "proj"):
         module = f"{unit}downsample." if i == "proj" else unit

@@ -16,7 +16,7 @@ _CONSTANTS = {
     **{"crop_pct": ("crop_fraction",), "crop_mode": ("resize_mode",)},
 }
 
-# (pattern of timm's architectures, the pretrained_cfg that most of their weights have in timm).
+# (pattern of timm's architectures, the entries of pretrained_cfg that timm has for most weights of them).
 _PRETRAINED_CFGS = (
     (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
     (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),
@@ -28,7 +28,7 @@ _PRETRAINED_CFGS = (
 
 
 def state_architecture(file, name, preprocessing):
-    """Changes an open state dict, so that it is read like a timm folder whose config.json contains only `name`.
+    """Changes an open state dict, so that it is read like a timm folder with only the architecture in config.json.
 
     Args:
         file: The `WeightsFile`.
@@ -66,7 +66,7 @@ def read_folder(file, found):
 
 
 def model_args(file):
-    """Returns the arguments of timm's model function in the config.json of a folder, or {}."""
+    """Returns `model_args` in a folder's config.json, which are arguments of timm's model function; {} if missing."""
     found = file.config.get("model_args") if file.container == "timm" else None
     return found if isinstance(found, dict) else {}
 
@@ -88,14 +88,14 @@ def checked(file, check, name, value, *args):
 
 
 def put_heads(file, found, number, origin=STATED):
-    """Sets num_heads in `found` to the `number` in a config.json, a divisor of the width, if shapes do not show it."""
+    """Sets num_heads in `found` to the `number` in a config.json, if it is missing. `number` must divide the width."""
     width = (file.size("block_00/attention/qkv/kernel", 2, 1) or 0) // 3
     if width and "num_heads" not in found.values:
         found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
 
 
 def translated(path, where, value, table):
-    """Returns keras_vit's value for the `value` of another library, from `table`. `where` is its key, for errors."""
+    """Returns keras_vit's value for another library's `value`, from `table`. `where` is the value's key, for errors."""
     for theirs, ours in table.items():
         if value == theirs and isinstance(value, bool) == isinstance(theirs, bool):
             return ours

@@ -6,7 +6,7 @@ REGISTERS = ("registers/tokens",)
 
 
 def weights_by_path(model):
-    """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}, without the model's scope."""
+    """Returns {path: variable}, such as {"block_00/attention/qkv/kernel": ...}. Paths begin with the layer's name."""
     return {
         f"{layer.name}/{variable.path.rpartition(f'{layer.name}/')[2]}": variable
         for layer in model.layers
@@ -18,7 +18,8 @@ def rows_of_tokens(rows, counts, kept):
     """Yields (token weight, its rows of a position table) for tokens that have no rows in a second, shorter table.
 
     `rows`, (1, positions, hidden_dim), are the rows of the first table for the tokens before the patches. `counts`
-    maps the path of a token weight to its number of tokens. `kept` is the number of such rows in the second table.
+    maps the path of a token weight to its number of tokens. `kept` is the number of rows for tokens before the
+    patches in the second table.
     """
     start = 0
     for weight, count in counts.items():

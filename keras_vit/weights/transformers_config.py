@@ -62,9 +62,10 @@ _PROCESSOR_OF = {
     **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
 }
-# At this target size or above, ConvNextImageProcessor resizes without keeping the aspect ratio. Below it, it crops.
+# At this target size or above, ConvNextImageProcessor changes the aspect ratio. Below this size, it keeps the aspect
+# ratio and crops.
 _SQUASHED_BY_CONVNEXT = 384
-# The interpolation methods by their numbers in Pillow, which preprocessor_config.json contains.
+# The interpolation methods, in the order of Pillow's numbers for them. preprocessor_config.json contains such a number.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
 # {key of an image processor: the fields of `Preprocessing` that it sets}. No key sets antialiasing or the rounding of
 # crops, so `load_weights` does not compare them.
@@ -124,7 +125,7 @@ def read_folder(file, found, read):
 
 
 def preprocessing_from_processor(path, preprocessor, config):
-    """Returns the arguments of `Preprocessing` from a preprocessor_config.json. Missing keys have its defaults."""
+    """Returns the arguments of `Preprocessing` from a preprocessor_config.json, with transformers' defaults."""
     kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
     name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
     if kind is not None:
@@ -198,7 +199,7 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes a folder, config.json last. If it fails, no partial file stays, and a new folder is removed."""
+    """Writes a folder, config.json last. If writing fails, no partial file stays, and a new folder is removed."""
     is_new = not path.exists()
     path.mkdir(exist_ok=True)
     try:
@@ -249,7 +250,7 @@ def preprocessor_config(facts, channels):
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
-        # transformers resizes with Pillow, which antialiases with this filter.
+        # transformers resizes with Pillow, which antialiases with all filters except "nearest".
         "resample": _RESAMPLE.index(preprocessing.interpolation),
     }
     mode = preprocessing.resize_mode

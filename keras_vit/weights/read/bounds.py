@@ -10,8 +10,8 @@ from keras_vit.weights.read.file import refuse, refusing_damage
 
 # An archive may expand to FACTOR x its size + SPARE bytes. Real weights expand to about twice their compressed size.
 FACTOR, SPARE = 5, 16_000_000
-# A pickle may have 1 / PICKLE_SHARE of the file's size + PICKLE_SPARE bytes. Reading it can take 225 times its size in
-# memory. The pickle of a real file has about 200 bytes for each tensor.
+# A pickle may have 1 / PICKLE_SHARE of the file's size + PICKLE_SPARE bytes. Reading a pickle can take 225 times its
+# size in memory. The pickle of a real file has about 200 bytes for each tensor.
 PICKLE_SHARE, PICKLE_SPARE = 16, 256_000
 # torch allows these functions in pickles, but each call of them can double the size of the result.
 _GROWING = ("bytearray", "encode")
@@ -31,13 +31,14 @@ def open_archive(path):
 
 
 def check_pickles(path, file, count=1):
-    """Raises an error if reading the next `count` pickles of an open file could take far more memory than its size."""
+    """Raises an error if the next `count` pickles of an open file could need far more memory than the file's size."""
     most = os.path.getsize(path) // PICKLE_SHARE + PICKLE_SPARE
     file = io.BytesIO(file.read(most))
     with refusing_damage(path, f"its pickles do not end within {most} bytes, or are damaged"):
         for _ in range(count):
             for opcode, value, place in pickletools.genops(file):
-                # Valid pickles number their memo entries from 0. A damaged index could make the memo of any length.
+                # Valid pickles number their memo entries from 0, so an index cannot exceed its position in bytes. A
+                # damaged index could make the memo of any length.
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
                     raise refuse(path, f"its pickle has the memo index {value} at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:

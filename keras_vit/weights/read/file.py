@@ -99,12 +99,12 @@ def imported(path, package, name):
 
 @contextlib.contextmanager
 def refusing_damage(path, what=None, also=()):
-    """Converts errors in a `with` block to a RefusedError, but errors of memory or disk only if in `also`."""
+    """Converts errors in a `with` block to a RefusedError. Errors of memory or disk stay, unless they are in `also`."""
     try:
         yield
     except RefusedError:
         raise
-    # If contents are damaged, libraries raise errors of any class without an errno. A damaged offset gives EINVAL.
+    # For damaged contents, libraries raise errors of any class without an errno. For a damaged offset, it is EINVAL.
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):
@@ -221,6 +221,6 @@ def digest_in(sidecar, name):
         found = re.findall(pattern, file.read(_LARGEST_TEXT), re.MULTILINE)
     if len(found) != 1:
         raise refuse(
-            sidecar, f"it does not contain one SHA-256 of {name!r}, 64 hexadecimal digits, spaces and the name"
+            sidecar, f"it does not contain one SHA-256 of {name!r}. Expected 64 hexadecimal digits, spaces and the name"
         )
     return found[0]

@@ -54,7 +54,7 @@ class ShardedFile(WeightsFile):
             yield from self._shards[name].read(some)
 
 
-# The readers of weights, in search order.
+# {file name: reader of this file}. A folder's weights are in the first of these files that exists.
 WEIGHTS = {
     "model.safetensors": SafetensorsFile,
     "model.safetensors.index.json": ShardedFile,

@@ -11,12 +11,13 @@ from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_dam
 _FLAT = {"stem_conv", "block1a_dwconv"}
 # Keys without weights: states of optimizers and random generators, and image counts of Normalization layers.
 _NO_ARRAYS = r"^optimizer/|(^|/)seed_generator(_\d+)?/|(^|/)normalization(_\d+)?/(vars/2|.*count(:0)?)$"
-# The largest nesting depth, length of a name and number of names in an attribute. A file beyond them is damaged.
+# The largest allowed nesting depth, length of a name, and number of names in an attribute. A file that exceeds one of
+# these limits is damaged.
 _DEEPEST, _LONGEST, _MOST_NAMES = 100, 2_000, 50
 
 
 class H5File(WeightsFile):
-    """A .weights.h5 file of Keras 3. Its keys are layer names and a variable's number: "block_00/attention/qkv/0"."""
+    """A .weights.h5 file of Keras 3. A key is layer names and a variable's number: "block_00/attention/qkv/0"."""
 
     # The format has no checksums, and some damage makes HDF5 itself hang or crash.
     container = "h5"
@@ -36,7 +37,7 @@ class H5File(WeightsFile):
                 )
             for name, link in self._links(file):
                 if not isinstance(link, h5py.HardLink):
-                    # A link could lead to another file.
+                    # Soft and external links could lead anywhere, even to another file.
                     raise refuse(self.path, f"{name!r} is a link, which Keras never writes")
                 self._add(name, file[name], older)
         if not self.entries:
@@ -58,7 +59,8 @@ class H5File(WeightsFile):
 
     def _links(self, file):
         links = []
-        # HDF5 stops when the function returns a value, here the name of a bad link. It would hide a raised error.
+        # HDF5 hides errors that the function raises, and stops when the function returns a value. So return the name of
+        # a bad link, and raise the error afterwards.
         bad = file.visititems_links(lambda name, link: name if _is_long(name) else links.append((name, link)))
         if bad is not None:
             raise self._long_name(bad)
@@ -103,13 +105,13 @@ class H5File(WeightsFile):
         return refuse(self.path, f"{name[:40]!r}... is a long name, or nested more than {_DEEPEST} deep")
 
     def _attribute(self, item, name, default):
-        """Returns an attribute. Raises an error if it has too many elements, which could all refer to one long text."""
+        """Returns an attribute. Raises an error for too many elements, because all could refer to one long text."""
         if name in item.attrs and math.prod(item.attrs.get_id(name).shape) > _MOST_NAMES:
             raise refuse(self.path, f"the attribute {name!r} of {item.name!r} has more than {_MOST_NAMES} parts")
         return item.attrs.get(name, default)
 
     def _names(self, file, folders):
-        """Yields the names of the layers that contain an array, without the model's name, which can be any name."""
+        """Yields the names of the layers that contain an array. Leaves out the model's name, because it can be any."""
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:

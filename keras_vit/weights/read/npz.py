@@ -10,7 +10,7 @@ import numpy as np
 from keras_vit.weights.read.bounds import open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# keras_vit writes metadata in the zip comment. This is the key of the comment's checksum, which zip itself lacks.
+# keras_vit writes metadata in the zip comment. This is the key of the comment's checksum. Zip has no checksum for it.
 CHECKSUM = "keras_vit_crc32"
 
 # NumPy refuses longer headers of arrays.
@@ -78,7 +78,7 @@ class NpzFile(WeightsFile):
         try:
             found = json.loads(self.comment)
         except (ValueError, RecursionError):
-            # A comment that other code wrote may contain anything.
+            # A comment that other code wrote may contain anything, so refuse only a comment of keras_vit.
             if b"keras_vit" in self.comment:
                 raise refuse(self.path, "its comment is damaged") from None
             return {}

@@ -33,7 +33,7 @@ def _reader(path, head):
         return H5File
     if _TORCH in head:
         return PthFile
-    # A .safetensors file begins with 8 bytes, the length of its header, the last of which is 0. Text files have no 0.
+    # A .safetensors file begins with the length of its header in 8 bytes. The last byte is 0, which no text contains.
     if head[7:9] == b"\0{":
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):

@@ -11,7 +11,8 @@ import numpy as np
 from keras_vit.weights.read.bounds import check_pickles, open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 
-# A file may contain state dicts under these keys. As in timm, averages are preferred, and teachers before students.
+# A file may contain state dicts under these keys. The first one found is read: as in timm, averaged weights come first,
+# and a teacher comes before a student.
 _AVERAGES = ("state_dict_ema", "model_ema", "ema")
 _WRAPPERS = (
     *_AVERAGES,
@@ -21,7 +22,7 @@ _WRAPPERS = (
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors, perhaps under the key `facts["wrapper"]`. `facts["others"]` are not read."""
+    """A state dict of float tensors, perhaps under the key `facts["wrapper"]`. Skips the keys `facts["others"]`."""
 
     container = "pth"
 
@@ -60,8 +61,8 @@ class PthFile(WeightsFile):
                 said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
                 raise refuse(
                     self.path,
-                    f"it is damaged or holds more than tensors, which could run code and is never read ({said}). "
-                    "If you trust it, save only its state dict",
+                    f"it is damaged, or holds other objects than tensors ({said}). These could run code and are never "
+                    "read. If you trust the file, save only its state dict",
                 ) from error
 
     def _check_archive(self):
@@ -112,7 +113,7 @@ class PthFile(WeightsFile):
 
 
 def _average(found):
-    """Returns a state dict from the value `found` under an averages key: `found` or `found["module"]`, or None."""
+    """Returns `found`, the value under a key of `_AVERAGES`, or `found["module"]`; None if it is no state dict."""
     import torch
 
     if isinstance(found, dict) and isinstance(found.get("module"), dict):

@@ -15,7 +15,7 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 class SafetensorsFile(WeightsFile):
-    """A .safetensors file of float arrays. `facts` is its metadata, in which the JSON of "keras_vit" is parsed."""
+    """A .safetensors file of float arrays. `facts` is its metadata, with the JSON text at "keras_vit" parsed."""
 
     container = "safetensors"
 
@@ -57,7 +57,7 @@ class SafetensorsFile(WeightsFile):
 
 
 def contents_digest(path):
-    """Returns the SHA-256 of a file's header, as sorted JSON without the digest, and of its data."""
+    """Returns one SHA-256 of a file's header and data. The header is hashed as sorted JSON without the digest."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header["__metadata__"].pop(DIGEST, None)

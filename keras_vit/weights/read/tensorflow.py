@@ -32,7 +32,7 @@ def index_in(folder):
 
 
 class TensorFlowCheckpoint(WeightsFile):
-    """A checkpoint of TensorFlow 1. `path` is its .index or .data file. Moving averages replace their variables."""
+    """A checkpoint of TensorFlow 1. `path` is its .index or .data file. Reads moving averages in place of variables."""
 
     container = "tensorflow"
 
