@@ -58,12 +58,12 @@ def _predict(args):
     chosen = args.id_column or args.label_column
     if chosen and (args.csv is None or args.top not in (1, None)):
         received = f"--csv {args.csv}, --top {args.top}"
-        raise ValueError(f"Expected --id-column and --label-column with --csv and without --top. Received: {received}")
+        raise ValueError(f"Expected --id-column or --label-column with --csv and without --top. Received: {received}")
     trained = prediction_files.table_columns(args.weights) if args.csv and args.top is None else None
     id_column, label_column = trained or (header, "label")
     columns = [args.id_column or id_column, args.label_column or label_column] if chosen or trained else None
     top = 1 if args.csv and args.top is None else args.top
-    # Call `replacing` first, because it fails if the folder is missing.
+    # Call `replacing` before the slow work, because it fails if the folder is missing.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
         with _off_stdout():

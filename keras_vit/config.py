@@ -350,8 +350,8 @@ def config_of(model: keras.Model) -> ModelConfig:
     config = getattr(find_normalization(model), "config", None)
     if config is None:
         raise ValueError(
-            "Expected a model of this package's builders, or one that extends or contains it. Received: model "
-            f"{model.name!r}, none of whose layers stores a config. Its layers are "
+            "Expected a model from a builder of this package, or one that extends or contains such a model. Received: "
+            f"model {model.name!r}, in which no layer stores a config. Its layers are "
             f"{', '.join(layer.name for layer in model.layers)}"
         )
     return config

@@ -72,7 +72,7 @@ def describe_path(path):
 
 @contextlib.contextmanager
 def draft_folder(path):
-    """Yields a new hidden folder next to `path` for writing its contents, and removes the folder afterwards."""
+    """Yields a new hidden folder next to `path`, to write its contents there. Removes the folder afterwards."""
     path = Path(path)
     remove_abandoned(path.parent, glob.escape(path.name))
     while True:
@@ -115,7 +115,7 @@ def _replaced(folder, path):
 def remove_abandoned(folder, pattern):
     """Removes draft folders that killed processes left for names that match the glob `pattern`.
 
-    Without file locks, removes nothing, because another process may still use a draft folder.
+    If file locks are unsupported, removes nothing, because another process may still use a draft folder.
     """
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)

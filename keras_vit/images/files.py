@@ -30,7 +30,7 @@ NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 _GREY = (0.299, 0.587, 0.114)
-# Only this many bytes of an EXIF block are read. A block begins with one of these byte orders.
+# Only this many bytes of an EXIF block are read. A block begins with one of the byte orders in `_ORDERS`.
 EXIF_BYTES = 1 << 16
 _ORDERS = {b"II*\0": "little", b"MM\0*": "big"}
 ORIENTATION = 0x0112  # The EXIF tag of the orientation.
@@ -82,7 +82,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
             if image.mode.startswith("I"):
                 values = np.asarray(image)
                 if image.mode != "I" or image.format in ("PNG", "PPM"):
-                    # Pillow scales the values of PPM files to 16 bits.
+                    # Pillow scales the values of PPM files to 16 bits, so these images never have 12 bits.
                     values = values >> (4 if values.max() < 4096 and image.format != "PPM" else 8)
                 elif values.min() < 0 or values.max() > 255:
                     received = f"integers from {values.min()} to {values.max()}"
@@ -111,9 +111,9 @@ def _check_work(data, size, max_pixels):
     """Raises if an image of `size`, (width, height), is too large, or is a JPEG with too many scans."""
     pixels = size[0] * size[1]
     if pixels > max_pixels or max(size) > MAX_SIDE:
-        raise ValueError(f"expected at most {max_pixels} pixels, {MAX_SIDE} a side, received {size[0]} x {size[1]}")
+        raise ValueError(f"expected at most {max_pixels} pixels, and {MAX_SIDE} a side, received {size[0]} x {size[1]}")
     if data.startswith(JPEG) and (scans := num_scans(data)) * pixels > MAX_SCANS * max_pixels:
-        raise ValueError(f"expected at most {MAX_SCANS * max_pixels // pixels} scans of its size, received {scans}")
+        raise ValueError(f"expected at most {MAX_SCANS * max_pixels // pixels} scans for its size, received {scans}")
 
 
 def num_scans(jpeg):

@@ -81,7 +81,7 @@ def _geometric(old, new, xp):
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # By 19 bisections, find the ratio of a gap to the previous gap for which the last old and new offsets are equal.
+    # Find the ratio of a gap to the previous gap for which the last old and new offsets are equal. Use 19 bisections.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2

@@ -168,7 +168,7 @@ def floats(columns, label_columns, lines):
 
 
 def _rows(columns, names, lines, parse, is_valid, expected):
-    """Parses the cells of the columns `names` by `parse`. Raises an error that begins with `expected`."""
+    """Parses the cells of the columns `names` by `parse`. If a cell is invalid, the error begins with `expected`."""
     rows = list(zip(*(columns[name] for name in names), strict=True))
     parsed = [[parse(value) for value in row] for row in rows]
     fail(expected, lines, [(i, repr(rows[i])) for i, row in enumerate(parsed) if not all(map(is_valid, row))])

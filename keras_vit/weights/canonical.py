@@ -1,4 +1,4 @@
-"""Reads the arrays of a file by canonical keys, the keys in `Source.names`. A source is the format of the file."""
+"""Reads the arrays of a file by canonical keys, the keys in `Source.names`. A `Source` describes a file format."""
 
 import contextlib
 from typing import NamedTuple
@@ -21,7 +21,9 @@ class ArrayLocation(NamedTuple):
 
 
 class CanonicalFile:
-    """An open `WeightsFile` whose arrays can be read by the keys in `Source.names`. Arrays of all blocks are split.
+    """An open `WeightsFile` whose arrays can be read by the keys in `Source.names`.
+
+    If an array contains a weight for all blocks, it is read as one array per block.
 
     Args:
         file: The `WeightsFile`.

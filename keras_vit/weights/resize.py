@@ -8,7 +8,7 @@ from keras_vit.images.interpolation import resize_matrix
 
 
 def resize_positions(grid, rows, columns, method="linear"):
-    """Resizes a (rows, columns, hidden_dim) grid of position embeddings. `method` is one of `POSITION_METHODS`."""
+    """Resizes a (rows, columns, hidden_dim) grid of position embeddings. `method` is a key of `METHODS`."""
     x = np.asarray(grid, "float64")
     x = np.einsum("rR,RCd->rCd", resize_matrix(x.shape[0], rows, method), x)
     x = np.einsum("cC,rCd->rcd", resize_matrix(x.shape[1], columns, method), x)
@@ -16,7 +16,7 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 
 def resize_patches(kernel, patch_size):
-    """Resizes a (height, width, channels, hidden_dim) kernel to a (height, width) with FlexiViT's pseudo-inverse."""
+    """Resizes a (height, width, channels, hidden_dim) kernel to `patch_size` with FlexiViT's pseudo-inverse."""
     # See arXiv 2212.08013, section 3.4. With the new kernel, resized patches give equal outputs or, if the patches were
     # made smaller, the closest possible outputs.
     rows, columns = (

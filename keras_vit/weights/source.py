@@ -22,7 +22,7 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """The checkpoint format of a code base, and the settings of its models. A setting is None if its models differ."""
+    """The checkpoint format of a code base, and the settings of its models. A setting is None if they differ in it."""
 
     name: str
     # {weight path: Name}, with the model's first layer first. Paths and keys may contain the numbers {block:02d},
@@ -35,8 +35,8 @@ class Source:
     # The padding of BiT's max pooling: "lowest" or "zeros".
     pool_padding: str | None = None
     position_interpolation: str = "linear"
-    # True if the class token usually has a position embedding. This decides if the length of a position table fits a
-    # grid both with and without it.
+    # True if the class token usually has a position embedding. If the length of a position table fits a grid both with
+    # and without this embedding, this setting decides.
     class_token_position: bool = True
     # The arguments of `Preprocessing`, or None if they differ between the published models.
     preprocessing: dict | None = None
@@ -48,7 +48,7 @@ class Source:
     refused: tuple = ()
     # {setting in a folder's config: its only supported value}.
     config: dict = dataclasses.field(default_factory=dict)
-    # Prefixes that all keys may have.
+    # Prefixes that may precede all keys of a file.
     prefixes: tuple = ()
     # (prefix of keys, template of keys for each block) if an array may contain all blocks, along its first axis.
     stacked: tuple | None = None

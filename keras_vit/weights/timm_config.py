@@ -16,7 +16,7 @@ _CONSTANTS = {
     **{"crop_pct": ("crop_fraction",), "crop_mode": ("resize_mode",)},
 }
 
-# (pattern of timm's architectures, the entries of pretrained_cfg that timm has for most weights of them).
+# (pattern of timm's architectures, entries of the pretrained_cfg that most of their weights have in timm).
 _PRETRAINED_CFGS = (
     (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
     (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),

@@ -1,4 +1,4 @@
-"""Refuses archives and pickles that would need far more memory than the size of their file, before reading them."""
+"""Refuses to read archives and pickles that would need far more memory than their file has bytes."""
 
 import contextlib
 import io
@@ -42,4 +42,6 @@ def check_pickles(path, file, count=1):
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
                     raise refuse(path, f"its pickle has the memo index {value} at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:
-                    raise refuse(path, f"its pickle calls {value.replace(' ', '.')}, which could need any memory")
+                    raise refuse(
+                        path, f"its pickle calls {value.replace(' ', '.')}, which could need any amount of memory"
+                    )

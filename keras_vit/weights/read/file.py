@@ -65,8 +65,8 @@ class WeightsFile:
                 if abs(largest) > LARGEST:
                     raise refuse(
                         self.path,
-                        f"{key!r} holds {largest:g}, too large for a weight, so it is probably damaged. If it is not, "
-                        f"pass the file's sha256=, or write it to {os.path.basename(self.path)}.sha256",
+                        f"{key!r} holds {largest:g}, too large for a weight, so it is probably damaged. If it is not "
+                        f"damaged, pass its SHA-256 as sha256=, or write this to {os.path.basename(self.path)}.sha256",
                     )
                 yield key, array
 
@@ -104,7 +104,8 @@ def refusing_damage(path, what=None, also=()):
         yield
     except RefusedError:
         raise
-    # For damaged contents, libraries raise errors of any class without an errno. For a damaged offset, it is EINVAL.
+    # If contents are damaged, libraries raise errors of any class without an errno. If an offset is damaged, the errno
+    # is EINVAL.
     except Exception as error:
         of_disk = isinstance(error, OSError) and error.errno not in (None, 0, errno.EINVAL)
         if (of_disk or isinstance(error, MemoryError)) and not isinstance(error, also):

@@ -10,7 +10,8 @@ import numpy as np
 from keras_vit.weights.read.bounds import open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# keras_vit writes metadata in the zip comment. This is the key of the comment's checksum. Zip has no checksum for it.
+# keras_vit writes metadata in the zip comment. The checksum of the comment has this key. Zip itself stores no checksum
+# of the comment.
 CHECKSUM = "keras_vit_crc32"
 
 # NumPy refuses longer headers of arrays.

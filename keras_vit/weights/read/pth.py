@@ -113,7 +113,7 @@ class PthFile(WeightsFile):
 
 
 def _average(found):
-    """Returns `found`, the value under a key of `_AVERAGES`, or `found["module"]`; None if it is no state dict."""
+    """Returns the averaged state dict in `found`, which is `found` or `found["module"]`; None if there is none."""
     import torch
 
     if isinstance(found, dict) and isinstance(found.get("module"), dict):
