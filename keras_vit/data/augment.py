@@ -22,7 +22,7 @@ class Policy:
         randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
-        erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normalized noise.
+        erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normal noise.
         repeats: Integer, how often each image is repeated. The copies are adjacent in the batch and augmented
             differently. An epoch then contains only `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
@@ -118,8 +118,8 @@ class RandAugment:
             "official", [0, 10] for "timm".
         operations: "official" or "timm"; see `Policy`.
 
-    Call arguments: image: Float32 tensor (height, width, 3) of 0..255, which is first rounded down ("official") or to
-    the nearest integer ("timm"); the result has the same shape and range. seed: Integer tensor (2,).
+    Call arguments: image: Float32 tensor (height, width, 3) of 0..255. Its values are first rounded down ("official")
+    or to the nearest integer ("timm"). seed: Integer tensor (2,). The result has the shape and range of the image.
 
     Reference: arXiv 1909.13719. The operations give exactly the pixels of big_vision and timm, except for timm's
     rotation, shear and translation: 99.7 % of these pixels are equal, and the rest differ by 1 of 255.

@@ -1,4 +1,4 @@
-"""Skips images that cannot be decoded, puts other images in their places, and lists them in a warning."""
+"""Skips images that cannot be decoded and lists them in a warning. Other images can take their places in a batch."""
 
 import itertools
 import os
@@ -22,7 +22,10 @@ class BrokenImages(dict):
         self._waiting, self._summary = {}, "no broken images so far"
 
     def note(self, indices, names, images, done):
-        """Records the broken images of a batch. Warns of images with an index below `done`, whose epoch has ended."""
+        """Records a batch's broken images. Lists recorded images with indices below `done` in a warning.
+
+        The epochs of the images below `done` have ended.
+        """
         for index, name, image in zip(indices, map(os.fsdecode, names), images, strict=True):
             if name not in self:
                 self[name] = _reason(self._load, {"name": name, "image": image}) or "decoding failed only once"
@@ -55,7 +58,7 @@ def first_readable(records, load):
 
 
 def _reason(load, record):
-    """Returns the error message of a record, or None if it loads."""
+    """Returns the message of the error that `load(record)` raises, or None if it raises no error."""
     try:
         load(record)
     except Exception as error:  # one bad file must not end the training
@@ -69,18 +72,22 @@ def _reason(load, record):
 def replace_broken(
     data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
-    """Returns a dataset of batches (first index, images, labels, (indices, names, encoded images) of broken records).
+    """Returns a dataset of batches. It replaces broken images, which cannot be decoded, or leaves them out.
+
+    Each batch is (first index, images, labels, broken), where `broken` is (indices, names, encoded images) of the
+    broken records.
 
     Args:
         data: Dataset of (index, record).
-        decode, prepare: Functions of (index, record), and of (index, image, labels). Only `decode` may fail.
-        sound: A record that can be decoded. It makes a batch of one image if all images of a batch are broken.
-        batch_size, parallel: Integers, records per batch, and threads.
-        shard: (index, number of shards), selects the part of each batch that this process makes.
+        decode, prepare: Functions. `decode` maps (index, record) to (index, image, labels), and may fail. `prepare`
+            changes (index, image, labels), and must not fail.
+        sound: A record that can be decoded. It takes the place of a batch in which all images are broken.
+        batch_size, parallel: Integers, the number of records per batch and the number of threads.
+        shard: (index of this process, number of processes). This process makes only its part of each batch.
         full: Bool. True replaces broken images by other images of the batch; False leaves them out.
-        weighted: Bool. If True with `full`, the labels end with a weight. Readable images keep their places, and the
-            replaced images get the weight 0.
-        whole: Bool, drop the last batch if it has fewer records.
+        weighted: Bool, used with `full`. If True, readable images keep their places in the batch. If there are labels,
+            the last of them is a weight, and the images that replace broken images get the weight 0.
+        whole: Bool, drop the last batch if it has fewer than `batch_size` records.
     """
     size = batch_size // shard[1]
 

@@ -21,7 +21,8 @@ from keras_vit.images.files import (
 )
 
 CROPS = ("pretrain", "finetune", "pad", "eval")
-# {image size: size before the random crop} of the ViT paper's fine-tuning. For other sizes the ratio is 8/7.
+# {image size: size to which images are resized before the random crop}, as in the ViT paper's fine-tuning. For other
+# image sizes, the ratio is 8/7.
 RESIZE = {384: 448, 480: 512}
 
 
@@ -31,21 +32,24 @@ class Crop:
 
     The format is detected from the first bytes. TensorFlow decodes JPEG and PNG, Pillow decodes all other formats (the
     first frame of a GIF). Images are turned upright by their EXIF orientation, and transparent pixels are composited on
-    white unless `channels` is 4. The size in the header and a JPEG's scans are checked before decoding.
+    white unless `channels` is 4. The size in the header and the number of scans of a JPEG are checked before decoding.
 
     Args:
         image_size: (height, width) of the result, in pixels.
-        kind: "pretrain": a random crop of `scale` of the area, with an aspect ratio of 3/4 to 4/3, then resize.
-            "finetune": resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad all sides in
-            black by 1/8 of the size, then a random crop, as usual for 32-pixel images. "eval": see `Preprocessing`.
+        kind: "pretrain": crop a random part with a share of the area in `scale` and an aspect ratio of 3/4 to 4/3, then
+            resize. "finetune": resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad all
+            sides with black by 1/8 of the size, then a random crop, as usual for 32-pixel images. "eval": resize and
+            crop as in evaluation; see `Preprocessing`.
         flip: Bool, mirror half of the images.
-        channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels; arrays must match.
+        channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels. The arrays in `.npy`
+            files must have this number of channels.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
         resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
-        max_pixels: Integer, the largest height x width of an image. The product of height, width and number of scans
-            of a JPEG may be 16 times as large.
-        arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then not rounded to bytes.
+        max_pixels: Integer, the largest height x width of an image. In a JPEG, height x width x number of scans may be
+            16 times as large.
+        arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then never rounded to
+            integers.
 
     Call arguments:
         encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels),
@@ -91,7 +95,7 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes an image, or only the crop for "pretrain", to uint8 (float32 with `arrays`). Fails if broken."""
+        """Decodes an image ("pretrain": only its crop) to uint8, or float32 with `arrays`. Fails for broken images."""
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -146,7 +150,7 @@ class Crop:
                     # Exported models use this decoder too. Its pixels are nearly the same as Pillow's.
                     return decode_jpeg(encoded, self.channels)
                 window = self._window(size, seed)
-                # Decode the whole of a truncated JPEG, which always fails, because decoding a crop of it may not fail.
+                # If a JPEG is truncated, decode all of it. This always fails, but decoding only a crop may not fail.
                 image = tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
                     lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),

@@ -54,7 +54,7 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def row_weight(self, num_batches):
-        """Returns the weight of each image for which the mean weight of all rows is 1, padding (weight 0) included."""
+        """Returns the weight to give each image so that the mean weight of all rows is 1; padding has the weight 0."""
         rows = num_batches * self._batch_size
         padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
         return rows / (rows - padding)
@@ -62,8 +62,8 @@ class Epochs:
     def stream(self, epoch, begin, end, filler=None):
         """Returns a dataset of (index, record) for the images `begin` to `end` of an epoch.
 
-        The index counts the images of all epochs. Copies of the record `filler`, if given, fill the last batch, and
-        have the index -1 - (index of the last image).
+        The index is counted through all epochs. If a record `filler` is given, its copies fill the last batch, and
+        their index is -1 - (index of the last image).
         """
         data = self._records
         if self._shuffle_buffer is not None:
@@ -71,7 +71,7 @@ class Epochs:
             tf.compat.v1.get_default_graph().seed = None
             seed = tf.random.stateless_uniform((), tf.random.fold_in(self._root, epoch), None, None, "int64")
             data = data.shuffle(self._shuffle_buffer, seed, reshuffle_each_iteration=False)
-        # Call `take` only if necessary, because it stops before the end of the records, and a cache needs the end.
+        # Call `take` only if necessary, because it stops before the end, and a cache is complete only at the end.
         if self.num_distinct != self._num_images:
             data = data.take(self.num_distinct)
         if self._repeats > 1:
@@ -84,7 +84,10 @@ class Epochs:
         return data
 
     def with_epoch_end(self, data, broken, num_batches):
-        """Returns a dataset of the batches in `data`, which has elements (index, broken, batch), and counts epochs."""
+        """Returns a dataset of the batches in `data`. Reading the batches counts epochs and reports broken images.
+
+        The elements of `data` are (index, broken records, batch). `broken` is a `BrokenImages`.
+        """
         upcoming = self._next
 
         def end(number):

@@ -13,7 +13,7 @@ from keras_vit.data.source import file_source, logger, tf
 from keras_vit.files import describe_path, replacing
 from keras_vit.images.files import read_pixels
 
-# Names of subfolders that mean that a folder is already split into training and test images.
+# A folder with a subfolder from each of these lists is already split into training and test images.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 CLUTTER = ("thumbs.db", "desktop.ini")
@@ -30,25 +30,26 @@ def from_directory(
 ) -> "tf.data.Dataset | tuple[tf.data.Dataset, tf.data.Dataset]":
     """Makes a dataset of (images, labels) from a folder with one subfolder of images per class.
 
-    All files are read as images, whatever their names, except hidden files, `Thumbs.db` and `desktop.ini`.
+    All files are read as images, whatever their names. Only hidden files, `Thumbs.db` and `desktop.ini` are skipped.
 
     Args:
-        path: The folder. With `labels="none"` it needs no class folders: all images in it are read in the order of
-            their names, for prediction.
-        class_names: The classes in label order; None: all subfolders, sorted by name. Pass the names of the training
-            data for validation. If all folders are in `class_names`, a class may have no folder; it keeps its label.
-        validation_split: Float in (0, 1), the share of each class held out for validation, at least one image; None
-            uses all images.
-        subset: "training", "validation" or "both" (returns two datasets). Validation images are only resized and keep
-            their order by default; `training` changes this.
+        path: The folder. With `labels="none"`, for prediction, it needs no class folders: all images in the folder and
+            its subfolders are read, in the order of their paths.
+        class_names: The names of the class folders in label order; None: all subfolders, sorted by name. To read
+            validation images, pass the class names of the training data. If all subfolders are in `class_names`, a
+            class may have no subfolder, and each class still has its position in `class_names` as label.
+        validation_split: Float in (0, 1), the share of each class's images to hold out for validation, at least one
+            image per class. None uses all images.
+        subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
+            evaluation and keep their order; pass `training` to change this. `augment` applies to all subsets.
         seed: Integer of at least 0, for the split, the order and the augmentation.
-        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. The result also has
-            `file_paths` and `file_labels`, in the order of the folder.
+        **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. The dataset
+            also has the attributes `file_paths` and `file_labels`, lists sorted by label and then by path.
 
     Raises:
         FileNotFoundError: If the folder does not exist.
-        ValueError: If there are fewer than two classes, a class has too few images, or the subfolders are "train" and
-            "test".
+        ValueError: If there are fewer than two classes, a class has too few images, or the folder is already split into
+            subfolders such as "train" and "test".
 
     Example:
     >>> import keras, keras_vit.data, pathlib, tempfile
@@ -66,7 +67,7 @@ def from_directory(
 
 
 def read_folder(path, *, class_names=None, validation_split=None, subset="training", seed=0, may_lack=False, **options):
-    """Implements `from_directory`. With `may_lack`, classes may have no images. No label of another class changes."""
+    """Implements `from_directory`. With `may_lack`, classes may have no images, which changes no other label."""
     path = Path(arguments.path("path", path))
     if not path.is_dir():
         expected = "`path` to be a folder with one subfolder for each class"
@@ -133,13 +134,13 @@ def _class_folders(path, class_names, may_lack):
 
 
 def image_files_in(folder):
-    """Returns all files in a folder and its subfolders, sorted, without hidden files and files that Windows adds."""
+    """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
     return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
 def held_out(labels, names, share, seed):
-    """Returns a bool for each image: True if it belongs to the random `share` of its class that is for validation."""
+    """Returns a bool array, True for the images to hold out: a random `share` of the images of each class."""
     rng, held = np.random.default_rng(arguments.non_negative_int("seed", seed)), np.zeros(len(labels), bool)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
     for name, places in zip(names, by_class, strict=True) if share else ():
@@ -153,13 +154,13 @@ def held_out(labels, names, share, seed):
 def resize_folder(
     path: str | os.PathLike, out: str | os.PathLike, *, shorter_side: int = 256, quality: int = 95
 ) -> dict[str, str]:
-    """Writes a copy of a folder of images with fewer pixels, which takes less time to decode in each epoch.
+    """Copies a folder of images at a lower resolution, so that decoding takes less time in each epoch.
 
-    The copy has the same subfolders. Images whose shorter side is longer than `shorter_side` are reduced to it with
-    Pillow's bicubic filter and written as RGB JPEG, with ".jpg" after names of other formats. Smaller images are copied
-    without changes. Files that exist in `out` are kept, so that the same call continues an interrupted copy.
-    Files that cannot be decoded are left out, and listed in a warning. Crops smaller than `image_size` are less sharp
-    than crops of the originals.
+    The copy has the same subfolders. If the shorter side of an image is longer than `shorter_side`, the image is
+    reduced to `shorter_side` with Pillow's bicubic filter and written as RGB JPEG; ".jpg" is appended to the names of
+    other formats. Smaller images are copied without changes. Files that already exist in `out` are kept, so the same
+    call continues an interrupted copy. Files that cannot be decoded are left out and listed in a warning. If a random
+    crop of a reduced image is smaller than the model's images, it is less sharp than the same crop of the original.
 
     Args:
         path: The folder, as for `from_directory`.
@@ -199,7 +200,7 @@ def resize_folder(
         raise ValueError(f"Expected no files with the names of copies (name + .jpg). Received: {sorted(clash)[:10]}")
 
     def write(file):
-        """Writes the copy of a file. Returns the error if the file cannot be decoded, or None."""
+        """Writes the copy of a file. Returns None, or the error message if the file cannot be decoded."""
         copy, jpeg = (out / Path(name).relative_to(path) for name in (file, _jpeg(file)))
         if copy.exists() or jpeg.exists():
             return None

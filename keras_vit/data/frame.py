@@ -27,24 +27,29 @@ def from_dataframe(
     Args:
         frame: Path of a CSV file with a header, a DataFrame (pandas or any other library with `columns`), or a dict of
             columns.
-        directory: The folder to which relative paths are relative; None: the CSV file's folder, or the current folder.
+        directory: The folder from which relative paths start; None: the CSV file's folder, or the current folder for
+            other tables.
         path_column: The column of image paths.
-        label_column: The column of labels: names, such as "cat" or "001", or integers counted from 0. A list of 0/1
-            columns, one per class, gives multi-hot labels. With `labels="float"`: the column or columns of regression
-            targets, as float32 labels (batch, columns). None: unlabeled images, in the frame's order.
+        label_column: The column of labels: names, such as "cat" or "001", or integers counted from 0. A list of columns
+            of 0 and 1, one per class, gives multi-hot labels. With `labels="float"`, the column of regression targets
+            or a list of such columns; the labels are then float32 (batch, columns). None: images without labels, in the
+            order of the table.
         label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one label
             per cell.
-        weight_column: The column of sample weights, at least 0, for (images, labels, weights); None for no weights.
-        extension: Appended to paths that do not end with it, such as ".jpg".
+        weight_column: The column of sample weights of at least 0. The dataset then contains (images, labels, weights).
+            None: no weights.
+        extension: String such as ".jpg", appended to paths that do not end with it.
         class_names: The class names in label order; None: all names in the table, sorted.
-        num_classes: Integer, for integer labels; None: the largest label + 1.
-        **options: Arguments of `keras_vit.data.pipeline`, which describes the result; `training` is False by default
-            without labels. The result also has `file_paths` and `file_labels` (or None), in the frame's order,
-            and `table_columns`, the names of the columns of paths and labels.
+        num_classes: Integer, the number of classes if labels are integers; None: the largest label + 1.
+        **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. If there are
+            no labels, `training` is False by default. The dataset also has the attributes `file_paths` and
+            `file_labels` (None if there are no labels), in the order of the table, and `table_columns`, the names of
+            the columns of paths and labels.
 
     Raises:
         FileNotFoundError: If the CSV file or an image does not exist.
-        ValueError: If a column is missing, a row or label is invalid, or the classes are unclear from integer labels.
+        ValueError: If a column is missing, a row or label is invalid, or the number of classes cannot be inferred from
+            integer labels.
 
     Example:
     >>> import keras, keras_vit.data, tempfile

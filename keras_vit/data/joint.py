@@ -10,10 +10,12 @@ from keras_vit.data.source import Source, tf
 
 
 def relabelled(source: Source, labels: Any) -> Source:
-    """Returns a `Source` of the images that have pseudo labels, with these labels. Copies of an image are adjacent.
+    """Returns a `Source` of the images that have pseudo labels, with these labels.
+
+    If an image was selected several times, its copies follow each other.
 
     Args:
-        source: The `Source` of the images: `data.source` of the dataset from which the pseudo labels were made.
+        source: The `Source` of the images: `data.source`, if the pseudo labels were made from the dataset `data`.
         labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
 
     Raises:
@@ -66,14 +68,14 @@ def with_pseudo_labels(
 ) -> "tf.data.Dataset":
     """Joins each batch of labelled images with a batch of pseudo-labelled images, for Noisy Student's loss.
 
-    The result has batches of (images, labels, weights), labels float32 (batch, num_classes), weights float32 (batch,).
-    With `keras.losses.CategoricalCrossentropy(from_logits=True)`, plain `model.fit` minimizes `mean cross-entropy of
-    the labelled images + ratio * mean cross-entropy of the pseudo-labelled images`. An epoch ends with the shorter
-    dataset, so let the labelled dataset repeat.
+    The result has batches of (images, labels, weights). Labels are float32 (batch, num_classes), and weights are
+    float32 (batch,). With `keras.losses.CategoricalCrossentropy(from_logits=True)`, plain `model.fit` minimizes `mean
+    cross-entropy of the labelled images + ratio * mean cross-entropy of the pseudo-labelled images`. An epoch ends when
+    the shorter dataset ends, so let the labelled dataset repeat.
 
     Args:
         labelled: Batches of (images, labels). The labels are integers, or one number per class.
-        pseudo_labelled: Batches of images of the same size and a teacher's labels.
+        pseudo_labelled: Batches of (images, labels). The images have the same size, and the labels are a teacher's.
         num_classes: Integer of at least 2.
         ratio: Float above 0, the weight of the pseudo-labelled images' mean loss.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes; soft labels of the
@@ -129,13 +131,13 @@ def with_unlabelled(
 ) -> "tf.data.Dataset":
     """Joins labelled images, images without labels and their augmented versions, for `MetaPseudoLabels`.
 
-    The result has elements of ((images, unlabelled, augmented), labels). An epoch ends with the shortest dataset.
+    The result has elements ((images, unlabelled, augmented), labels). An epoch ends when the shortest dataset ends.
 
     Args:
         labelled: Batches of (images, labels).
         unlabelled: Batches of images.
-        augmented: Batches of the same images in the same order, augmented. Two pipelines of one source and seed have
-            the same order, for example with `labels="none"`, and `augment` for one of them.
+        augmented: Batches of the images in `unlabelled`, augmented, in the same order. Two pipelines with the same
+            source, batch size and seed have the same order. Pass `labels="none"` to both and `augment` to one of them.
 
     Raises:
         ValueError: If the batches of a dataset do not have the structure above.
@@ -165,7 +167,10 @@ def _check_parts(name, data, parts):
 
 
 def _zipped(join, *parts):
-    """Joins datasets batch by batch with the function `join`. `set_epoch` of the result sets it for all of them."""
+    """Joins datasets batch by batch with the function `join`.
+
+    Calling `set_epoch` on the result sets the epoch of all joined datasets.
+    """
     data = tf.data.Dataset.zip(*parts).map(tf.autograph.experimental.do_not_convert(join))
     setters = [part.set_epoch for part in parts if hasattr(part, "set_epoch")]
     if setters:

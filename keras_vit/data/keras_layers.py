@@ -5,7 +5,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.data.source import tf
 
-# Names of layers that mix several images of a batch, and their labels.
+# Names of layers that mix several images of a batch, and also mix the labels of these images.
 MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
 # The names of TensorFlow's random operations without a seed tensor begin with these words; no other names do.
 _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
@@ -17,12 +17,12 @@ def mixes(layer):
 
 
 def seeded(layer, inputs):
-    """Returns a function of (inputs, seed) that calls a copy of `layer`. All its random numbers depend on that seed.
+    """Returns a function of (inputs, seed) that calls a copy of `layer`. The seed determines all its random numbers.
 
     Args:
-        layer: A layer of Keras or keras-cv, which is not changed.
-        inputs: A `tf.TensorSpec` of images (batch, height, width, channels) of 0..255, or a dict of "images" and
-            "labels".
+        layer: A layer of Keras or keras-cv. It is not changed.
+        inputs: A `tf.TensorSpec` of images (batch, height, width, channels) of 0..255, or a dict {"images": spec,
+            "labels": spec}.
 
     Raises:
         ValueError: If the layer fails, expects pixels in another range than 0..255, changes the shape of its inputs, or

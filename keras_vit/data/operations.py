@@ -1,4 +1,4 @@
-"""RandAugment's operations on uint8 images (height, width, 3). `OFFICIAL` and `TIMM` list them for (image, m, s, at).
+"""RandAugment's operations on uint8 images (height, width, 3), in `OFFICIAL` and `TIMM` as functions (image, m, s, at).
 
 m is magnitude / 10, a float64 scalar. s is a random sign, -1 or 1. at is a position, two random numbers in [0, 1).
 
@@ -25,7 +25,7 @@ def blend(first, second, factor):
 
 
 def autocontrast(image, dtype):
-    """Stretches each channel to 0..255, computed in `dtype`."""
+    """Stretches each channel to 0..255. `dtype` is the dtype of the computation."""
     low, high = (tf.cast(f(image, (0, 1)), dtype) for f in (tf.reduce_min, tf.reduce_max))
     scale = 255 / (high - low)
     stretched = tf.clip_by_value(tf.cast(image, dtype) * scale + -low * scale, 0, 255)
@@ -34,7 +34,7 @@ def autocontrast(image, dtype):
 
 def equalize(image):
     """Equalizes the histogram of each channel."""
-    # Count the values of all channels at once. The numbers of the channels' values start at 0, 256 and 512.
+    # To count the values of all channels at once, add 256 to the second channel and 512 to the third channel.
     values = tf.cast(image, "int32") + tf.constant([0, 256, 512])
     counts = tf.reshape(tf.math.bincount(tf.reshape(values, [-1]), minlength=768, maxlength=768), (3, 256))
     most = tf.gather(counts, tf.cast(tf.reduce_max(image, (0, 1)), "int32"), batch_dims=1)
@@ -64,7 +64,7 @@ def sharpness(image, factor, rounding):
     """Blends a smoothed image (factor 0) and the image (factor 1). The border pixels are not smoothed."""
     height, width = size(image)
     pixels = tf.cast(image, "float32")
-    # This sum rounds as a 3 x 3 convolution with the weights 1/13 (5/13 in the middle), but takes half of its time.
+    # This sum is rounded like a 3 x 3 convolution with the weights 1/13 (5/13 in the middle), in half of the time.
     side, middle = pixels * (tf.constant(1.0) / 13), pixels * (tf.constant(5.0) / 13)
     smooth = rounding
     for y, x in itertools.product(range(3), range(3)):
@@ -132,7 +132,10 @@ def filled(inside, warped):
 
 
 def source(place, length):
-    """Returns (is inside, index of the second of the four nearest pixels, distance from its center) for `place`."""
+    """Returns (is inside, index, distance) of a position `place` in a line of `length` pixels.
+
+    The index is for the second of the four pixels nearest to `place`. The distance is from the center of this pixel.
+    """
     start = tf.floor(place - 0.5)
     return (
         (place >= 0) & (place < tf.cast(length, "float64")),
@@ -197,7 +200,8 @@ def to_int(x):
     return tf.cast(x, "int32")
 
 
-# As in big_vision's code, the threshold is a byte, so 256 becomes 0. Shifts outside 0..7 become 7.
+# As in big_vision's code, the threshold of Solarize is a byte, so 256 becomes 0, and a shift of Posterize that is not
+# in 0..7 becomes 7.
 OFFICIAL = {
     "AutoContrast": lambda x, m, s, at: autocontrast(x, "float32"),
     "Equalize": lambda x, m, s, at: equalize(x),

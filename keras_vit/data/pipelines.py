@@ -20,7 +20,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for the unknown arguments `removed`. It names the replacements of version 0.2."""
+    """Raises a TypeError for the unknown arguments `removed`. It names what replaces the arguments of version 0.2."""
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")
@@ -32,7 +32,10 @@ def refuse_removed(removed, preprocessing):
 
 
 def input_options(preprocessing, **given):
-    """Returns a dict of image_size, channels, normalize and preprocessing. None in `given` means the model's value."""
+    """Returns a dict of image_size, channels, normalize and preprocessing.
+
+    If a value in `given` is None, the value of the model `preprocessing` is used, or a default if it is not a model.
+    """
     found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
     if preprocessing is None:
         found["preprocessing"] = Preprocessing()
@@ -109,74 +112,83 @@ def pipeline(
     num_parallel_calls: int | None = None,
     **removed: Any,
 ) -> "tf.data.Dataset":
-    """Makes batches for `model.fit` from a source; `load`, `from_directory` and `from_dataframe` call it.
+    """Makes a dataset of batches for `model.fit` from a `Source`, as `load`, `from_directory` and `from_dataframe` do.
 
     The order of the steps is: cache, shuffle, select the rows of this process, read, decode and crop, augment,
     normalize, erase, batch, mix, prefetch. The result is a tf.data.Dataset of (images, labels), (images, labels,
-    weights) or only images: images float32 (batch, height, width, channels); labels int32 (batch,) or float32 (batch,
-    num_classes); weights float32 (batch,). Its attributes are `source`, `class_names`, `num_classes`, `num_images` per
-    epoch (including broken ones), `num_shards`, `broken` (a `BrokenImages`) and, without `repeat`, `set_epoch`. The
-    same arguments give the same batches on each backend, with any number of threads.
+    weights) or only images. Images are float32 (batch, height, width, channels), labels are int32 (batch,) or float32
+    (batch, num_classes), and weights are float32 (batch,). The dataset has the attributes `source`, `class_names`,
+    `num_classes`, `num_images` (per epoch, including broken images), `num_shards`, `broken` (a `BrokenImages`) and, if
+    `repeat` is False, `set_epoch`. The same arguments give the same batches on each backend, with any number of
+    threads.
 
-    Each iteration is one epoch. The next epoch begins only after an iteration has returned its last batch, so
-    `next(iter(data))` or `data.take(5)` gets the same batches again; `num_batches=5` gives new ones in each epoch.
-    `data.set_epoch(3)` sets the next epoch. Use `repeat=True` for epochs of only a few batches, since your own
-    `prefetch`, or the batch that `fit` reads to build a model, may use up an epoch.
+    Each iteration over the dataset is one epoch. The next epoch begins only after an iteration has returned its last
+    batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time, and `num_batches=5`
+    gives new batches in each iteration. After `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an
+    epoch has only a few batches, use `repeat=True`, since a `prefetch` that you add, or the batch that `fit` reads to
+    build a model, may use up an epoch.
 
-    Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. In
-    training, with `repeat` or with `drop_remainder`, other images of the batch replace them; otherwise the batch is
-    smaller. A batch without any valid image contains the first valid image of the source.
+    Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
+    `training`, `repeat`, `drop_remainder` or `pad_remainder` is True, other images of the batch replace the broken
+    images; if none of these arguments is True, the batch is smaller. If all images of a batch are broken, the batch
+    contains only the first valid image of the source.
 
     With `pad_remainder` all batches are full, so several devices or processes can share them. Rows of weight 0 fill the
-    last batch of an epoch and the places of broken images. All other rows have their sample weight times `num_batches *
-    batch_size / num_images`, so that the loss is the mean over the images, lowered by the share of broken images.
-    `weighted_metrics` of `model.compile` are exact; `metrics` count all rows. With `labels="none"`, for prediction, the
-    added rows come last.
+    last batch of an epoch and the places of broken images. The weight of each other row is its sample weight times
+    `num_batches * batch_size / num_images`. With these weights, the loss of an epoch is the mean over all images, where
+    the loss of a broken image counts as 0. Pass metrics to `model.compile` as `weighted_metrics`, which leave out rows
+    of weight 0; `metrics` count all rows. With `labels="none"`, for prediction, there are no weights, and the rows that
+    fill a batch are its last rows.
 
-    If processes share each batch, process i of P gets the rows from `i * batch_size / P` to `(i + 1) * batch_size / P`,
-    with the same order, crops and augmentation as in a single process. Mixing and the replacement of broken images use
-    only images of the same part. All processes take the same number of steps, even if images are broken. Each process
-    opens only the files of its part, and decodes only its part; with `cache`, each process reads and keeps all images.
+    If P processes share each batch, process i gets the rows from `i * batch_size / P` to `(i + 1) * batch_size / P`.
+    The order, crops and augmentation of the images are the same as in a single process. Mixing and the replacement of
+    broken images use only images of the same process. All processes take the same number of steps, even if images are
+    broken. Each process reads and decodes only the files of its rows; with `cache`, it reads and keeps all files.
 
     Args:
         source: A `Source`.
-        preprocessing: A `keras_vit.Preprocessing`, or a model that contains one. A model also sets `image_size`,
-            `channels` and, if it scales raw images itself, `normalize=False`, unless these arguments are given. None:
+        preprocessing: A `keras_vit.Preprocessing`, or a model that contains one. A model also sets the defaults of
+            `image_size`, `channels` and `normalize` (False if the model scales raw images itself). None:
             `keras_vit.Preprocessing()`, which scales images to [-1, 1].
         image_size: Integer, or (height, width), in pixels; 224 by default.
-        batch_size: Integer, images per batch, of all processes together.
-        training: Bool, sets the defaults: True for random crops, flips and shuffling, False for resizing only.
-        augment: A `Policy`, the name of one in `POLICIES`, a layer of Keras or keras-cv, or a list of layers with at
-            most one policy. Layers are applied in their order, to images of 0..255, after the operations of the policy.
-            Layers that mix images, such as MixUp and CutMix, get batches with one-hot labels. The seed of the pipeline
-            replaces the seeds of layers. None: only crops and flips.
+        batch_size: Integer, the number of images per batch, counted over all processes.
+        training: Bool. It sets the defaults of `crop`, `flip` and `shuffle`: random crops, random flips and shuffling
+            if it is True, and only resizing as in evaluation if it is False.
+        augment: A `Policy`, the name of one in `POLICIES`, a layer of Keras or keras-cv, or a list that contains such
+            layers and at most one policy. Layers are applied in the order of the list, to images of 0..255, after the
+            operations of the policy. Layers that mix images, such as MixUp and CutMix, are applied last, to normalized
+            batches with one-hot labels. The seed of the pipeline replaces the seeds of layers. None: no augmentation
+            except crops and flips.
         crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size` and `max_pixels`.
+            None: "pretrain" if `training` is True, else "eval".
         flip: Bool, mirror half of the images; None: the value of `training`.
-        labels: "int", "one_hot" or "none" (only images, for prediction); None: "one_hot" if `augment` mixes or smooths,
-            else "int".
-        normalize: Bool, True by default, scale images as in `preprocessing`; False gives 0..255, except in erased
-            rectangles.
+        labels: "int", "one_hot" or "none" (only images, for prediction). None: "one_hot" if `augment` mixes or smooths
+            labels, else "int". Soft labels, multi-hot labels and regression targets are not converted.
+        normalize: Bool. True, the default, scales images as in `preprocessing`. False leaves them in 0..255, but the
+            noise in erased rectangles can exceed this range.
         channels: Integer, the channels of the images in a batch; 3 by default.
-        shuffle: Bool, or the number of images in the shuffle buffer; files are fully shuffled. True: 10,000. None: as
-            `training`.
+        shuffle: Bool, or the number of images in the shuffle buffer. True means 10,000, and None means the value of
+            `training`. If the source consists of files, or `cache` is True, the buffer always holds all images.
         seed: Integer of at least 0.
-        repeat: Bool. If True, the data never ends, and a batch may have images of two epochs: pass `steps_per_epoch` to
-            `fit`.
-        cache: Bool, keep the undecoded images in memory after the first epoch; or a path, to keep them on disk. Each
-            process needs a separate path. To decode less in each epoch, see `resize_folder`.
+        repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. A batch may then have images
+            of two epochs.
+        cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
+            files on disk, and each process needs a different path. To decode faster, see `resize_folder`.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: False.
         pad_remainder: Bool, fill an epoch's last batch with rows of weight 0; the result is (images, labels, weights).
-        num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this one.
-            With several processes, set `repeat`, `drop_remainder` or `pad_remainder`, since the last batch may be too
-            small.
+        num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this process.
+            With several processes, set `repeat`, `drop_remainder` or `pad_remainder`, since processes cannot share a
+            smaller last batch equally.
         skip_batches: Integer, batches to skip without reading them, to resume an interrupted run. If `repeat` is False,
-            an iteration still has as many batches as an epoch, and continues in the next epoch.
+            each iteration still has as many batches as an epoch: it starts after the skipped batches, and ends at the
+            same position of the next epoch.
         num_batches: Integer, batches per iteration; None: one epoch, or no limit with `repeat`.
-        num_parallel_calls: Integer, threads; None: tf.data chooses.
+        num_parallel_calls: Integer, the number of threads; None: tf.data chooses.
 
     Raises:
-        TypeError: If an argument of version 0.2 is given; the error contains the argument to write instead.
-        ValueError: If arguments do not fit each other or the source, or no image decodes.
+        TypeError: If there is an unknown argument. If it is from version 0.2, the error contains the argument that
+            replaces it.
+        ValueError: If arguments do not fit each other or the source, or no image can be decoded.
     """
     refuse_removed(removed, preprocessing)
     arguments.instance("source", source, Source)
@@ -211,7 +223,7 @@ def pipeline(
         (pad_remainder and augmented.mixes, "no `pad_remainder` with `augment` that mixes or smooths", augmented),
         (
             num_shards > 1 and not (repeat or drop_remainder or pad_remainder),
-            "`repeat`, `drop_remainder` or `pad_remainder` with several shards, which share a last batch unequally",
+            "`repeat`, `drop_remainder` or `pad_remainder` with several shards, to divide the last batch equally",
             f"num_shards={num_shards}",
         ),
         (policy.randaugment and channels != 3, "RGB images for a policy with RandAugment", f"channels={channels}"),

@@ -36,13 +36,13 @@ class Source:
     """The images and labels that a pipeline reads.
 
     Args:
-        records: tf.data.Dataset of {"name": string, "image": string, "label": ..., "weight": float}, always in the same
-            order. "label" and "weight" (sample weights) are optional.
+        records: tf.data.Dataset of dicts {"name": string, "image": string, "label": ..., "weight": float}. "label" and
+            "weight" (the sample weight) are optional. All iterations must give the records in the same order.
         num_images: Integer, the number of records.
         files: Bool, True if "image" is a path, False if it is an encoded image.
-        labels: "int": classes counted from 0; "soft": a probability per class; "multi_hot": 0 or 1 per class; "float":
-            regression targets; None: no labels.
-        class_names: The class names in label order; empty: the class numbers.
+        labels: The kind of labels. "int": classes counted from 0; "soft": a probability per class; "multi_hot": 0 or 1
+            per class; "float": regression targets; None: no labels.
+        class_names: The class names in label order. If this is empty, the class numbers are the names.
         num_classes: Integer; with "float", the number of targets.
         arrays: Bool, True if some files are `.npy` files.
     """

@@ -16,15 +16,16 @@ from keras_vit.images.table import TableRows, read_columns, real
 def folds(
     frame: str | os.PathLike | Mapping[str, Sequence], k: int, *, label_column: str | None = "label", seed: int = 0
 ) -> Iterator[tuple[dict, dict]]:
-    """Yields k pairs (training, validation) of a table for cross-validation, as dicts of columns for `from_dataframe`.
+    """Splits a table for k-fold cross-validation. Yields k pairs of tables (training, validation), as dicts of columns.
 
-    Pass `directory` to `from_dataframe` if paths are relative. All folds have the classes of the table, even if a fold
-    has no images of a rare class.
+    Pass each table to `from_dataframe`, with `directory` if paths are relative. Each class has the same label in all
+    folds, even if a fold has no images of a rare class.
 
     Args:
         frame: A table, as for `keras_vit.data.from_dataframe`.
-        k: Integer from 2 to the number of rows, or a ValueError is raised.
-        label_column: The column to stratify by: classes or regression targets; None: random folds.
+        k: Integer from 2 to the number of rows. Other values raise a ValueError.
+        label_column: The column of classes or regression targets. Its values are distributed evenly over the folds.
+            None: random folds.
         seed: Integer of at least 0; the same seed makes the same folds.
 
     Example:
@@ -45,12 +46,12 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # If there are more different labels than half of the rows, they are regression targets, not classes.
+        # If the number of different labels is more than half the number of rows, they are regression targets.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
     fold_of = np.empty(num_rows, int)
-    # In this order, neighbors have equal or similar labels. They go to different folds.
+    # Neighbors in `order` have equal or similar labels, so put them into different folds.
     fold_of[order] = np.arange(num_rows) % k
 
     def rows(fold, inside):
@@ -71,21 +72,25 @@ def splits(
     label_column: str = "label",
     extension: str = "",
 ) -> "Callable[..., tf.data.Dataset]":
-    """Returns a function that makes the dataset of a split: `make("train" or "test", **options of pipeline)`.
+    """Returns a function `make(part, **options)` that makes the dataset of a part, "train" or "test".
+
+    The options are arguments of `keras_vit.data.pipeline`.
 
     Args:
-        data: Path of a folder with one subfolder of images per class; of a folder with such folders
-            `train` and `test` (or `val`, `valid`, `validation`); of a CSV file; or a name for `keras_vit.data.load`.
-        data_dir, train_split, test_split: The folder of TFDS datasets, as for `load`, and the splits.
-        holdout: Float in (0, 1), the share of each class to test on, for a CSV file or a folder without test images;
-            the option `seed` selects the images.
+        data: The path of a folder with one subfolder of images per class; the path of a folder whose subfolders `train`
+            and `test` (or `val`, `valid`, `validation`) are such folders; the path of a CSV file; or the name of a
+            dataset for `keras_vit.data.load`.
+        data_dir, train_split, test_split: If `data` is a name for `keras_vit.data.load`, the folder of TFDS datasets,
+            and the TFDS splits for "train" and "test".
+        holdout: Float in (0, 1), the share of each class's images to test on, if `data` is a CSV file or a folder
+            without test images. The option `seed` of `make` determines which images these are.
         images: The folder to which paths in the CSV file are relative; None: the CSV file's folder.
         path_column, label_column, extension: As in `keras_vit.data.from_dataframe`, for a CSV file.
 
     Raises:
         FileNotFoundError: If there is no such folder, file or dataset.
-        ValueError: If a test class is missing in `train`, there is a folder `train` but no test folder, or an argument
-            for CSV files is given for other data.
+        ValueError: If a class of the folder `test` is missing in `train`, there is a folder `train` but no test folder,
+            or an argument for CSV files is given with other data.
 
     Example:
     >>> import keras_vit.data

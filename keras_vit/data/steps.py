@@ -8,7 +8,8 @@ from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
-# timm's ranges of an erased rectangle's area / image area and height / width, and its attempts to make it fit.
+# timm's range of (area of an erased rectangle / area of the image), range of (height / width of the rectangle), and
+# number of attempts to find a rectangle that fits into the image.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
@@ -18,7 +19,7 @@ class RandomErasing:
     Reference: arXiv 1708.04896; `random_erasing.py` of timm.
     """
 
-    # keras.layers.RandomErasing makes noise for the whole image, which would take half of the pipeline's time.
+    # This replaces keras.layers.RandomErasing, whose noise for the whole image would take half of the pipeline's time.
     def __init__(self, probability, mean=0.0, std=1.0):
         self.probability, self.mean, self.std = probability, mean, std
 
@@ -55,7 +56,7 @@ class Mix:
         policy: A `Policy`. If it has both MixUp and CutMix, each batch gets one of the two with equal probability.
 
     Call arguments: images: Float32 tensor (batch, height, width, channels). labels: Float32 tensor (batch, num_classes)
-    of labels that sum to 1, also in the result. seed: Integer tensor (2,).
+    with rows that sum to 1. seed: Integer tensor (2,). The result is (images, labels), and its rows also sum to 1.
 
     Example:
     >>> import keras_vit.data, tensorflow as tf
@@ -66,7 +67,8 @@ class Mix:
     [1.0, 1.0]
 
     Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
-    image, the papers' code one per batch. CutMix labels use the box's area before its corners are rounded to pixels.
+    image; the code of the papers draws one per batch. CutMix mixes the labels by the area of the box before its corners
+    are rounded to pixels.
     """
 
     def __init__(self, policy: Policy):
@@ -106,7 +108,7 @@ class Steps:
     """The steps from a record to an image, and from images to a batch.
 
     `root`, an integer tensor (2,), is the seed. If `row_weight` is not None, the weight of an image is its sample
-    weight times `row_weight`, and the weight of padding (a negative index) is 0.
+    weight times `row_weight`. Padding rows have a negative index, and their weight is 0.
     """
 
     def __init__(self, cut, augmentation, source, labels, preprocessing, normalize, files, root, row_weight=None):
@@ -155,7 +157,7 @@ class Steps:
             image = layer(image[None], tf.random.fold_in(seed, 4 + i))[0]
         if self._scale is not None:
             offset, divisor = self._scale
-            # Unlike x * a + b, this gives exactly -1 and 1. A division would take twice as long.
+            # Unlike x * a + b, this maps 0 and 255 to exactly -1 and 1. A division would take twice as long.
             image = (image - offset) * (1 / divisor)
         if self._erase:
             image = self._erase(image, tf.random.fold_in(seed, 2))

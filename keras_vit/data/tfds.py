@@ -17,11 +17,14 @@ class Task:
     num_classes: int
     label: str | Callable = "label"
     validation: str | int = "validation"  # a TFDS split, or the percentage of "train" at which the 200 images start
-    test: str | tuple[int, int] = "test"  # a TFDS split, or two percentages: "train" from their sum on is the test set
+    test: str | tuple[int, int] = "test"  # a TFDS split, or percentages of "train": the test set starts at their sum
     gain: int = 1  # scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
-        """Returns the TFDS split for "train800", "val200", "train800val200" or "test" from the TFDS splits' sizes."""
+        """Returns the TFDS split for `name`: "train800", "val200", "train800val200" or "test".
+
+        `counts` are the sizes of the TFDS splits.
+        """
         if isinstance(self.validation, int):
             start = self.validation * counts["train"] // 100
             validation = f"train[{start}:{start + 200}]"
@@ -87,15 +90,17 @@ def load(
     data_dir: str | os.PathLike | None = None,
     **options: Any,
 ) -> "tf.data.Dataset":
-    """Makes a dataset of (images, labels) from a TFDS dataset already prepared on this machine; downloads nothing.
+    """Makes a dataset of (images, labels) from a TFDS dataset that is already prepared on this machine.
+
+    This function downloads nothing.
 
     Args:
         name: A TFDS name, such as "cifar10" or "imagenet2012:5.1.0", or a VTAB-1k task, such as "vtab/dtd" (see
             `VTAB`).
         split: A TFDS split, such as "train[:90%]"; for a VTAB-1k task "train800", "val200", "train800val200" or "test".
         data_dir: The folder of TFDS datasets; None: the TFDS default.
-        **options: Other arguments of `keras_vit.data.pipeline`, which describes the result. `training` is True by
-            default if the split begins with "train".
+        **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. `training` is
+            True by default if the split begins with "train", else False.
 
     Raises:
         ImportError: If tensorflow-datasets is not installed.
@@ -108,8 +113,8 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
 
-    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code, which index images by position.
-    Another version of a TFDS dataset may therefore give other images.
+    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code. These splits select images by
+    position, so another version of a TFDS dataset may give other images.
     """
     arguments.each(arguments.text, name=name, split=split)
     arguments.optional(arguments.path, "data_dir", data_dir)
