@@ -197,7 +197,7 @@ def resize_folder(
 
     files = image_files_in(path)
     if clash := {_jpeg(file) for file in files if _jpeg(file) != file} & set(files):
-        raise ValueError(f"Expected no files with the names of copies (name + .jpg). Received: {sorted(clash)[:10]}")
+        raise ValueError(f"Expected no file with another file's name + .jpg. Received: {sorted(clash)[:10]}")
 
     def write(file):
         """Writes the copy of a file. Returns None, or the error message if the file cannot be decoded."""

@@ -34,8 +34,8 @@ def accuracy(
     """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
     The data's classes are matched with the model's classes by name if both have `class_names`, else by position. If
-    outputs are equal, the class with the lower index is ranked first. The same errors are raised as by `top_k_accuracy`
-    and `extract_features`.
+    outputs are equal, the class with the lower index is ranked first. The errors are those that `top_k_accuracy` and
+    `extract_features` raise.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.
@@ -57,7 +57,7 @@ def accuracy(
 
 
 def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> float:
-    """Returns the share of images, in [0, 1], whose true class is among the k classes with the highest outputs.
+    """Returns the share (0 to 1) of the images whose true class is among the k classes with the highest outputs.
 
     If outputs are equal, the class with the lower index is ranked first.
 
@@ -81,7 +81,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
 
 
 def _check_classes(name, num_classes, k=1, highest=0):
-    """Raises ValueError unless `num_classes` is at least 2 and `k`, and larger than `highest`, the largest label."""
+    """Raises ValueError if `num_classes` is 1, is less than `k`, or is at most `highest`, the largest label."""
     if num_classes == 1:
         received = "one output. To measure it, compare the results of `predict` with a threshold."
         raise invalid(name, "two or more outputs, one for each class", received)

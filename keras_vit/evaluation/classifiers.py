@@ -70,9 +70,11 @@ def knn_accuracy(
     return right / len(test_labels)
 
 
-# The regularization strengths that the ViT paper's official code tries, from almost none to weights close to 0.
+# The regularization strengths that the ViT paper's official code tries. The lowest has almost no effect, and the
+# highest makes all weights nearly 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
-# The value of a constant feature, whose weight is the bias. If the value is large, L2 hardly penalizes the bias.
+# A feature with this constant value is added, and its weight times the value is the bias. The value is large, so that
+# the weight is small and L2 hardly penalizes the bias.
 BIAS = 100.0
 
 
@@ -202,7 +204,8 @@ def linear_probe_accuracy(
 
     Returns:
         A dict: "accuracy" on the test images; "l2", the selected strength; and "head", a built `keras.layers.Dense`
-        that maps features (not standardized) to logits. The example copies its weights into the model's head.
+        that maps features (not standardized) to logits. The example below copies the weights of this layer into the
+        model's head.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
@@ -220,7 +223,7 @@ def linear_probe_accuracy(
     verbose = options.get("verbose", 1)
     num_classes = int(max(labels.max(), test_labels.max())) + 1
     mean, std = x.mean(axis=0, dtype="float64"), x.std(axis=0, dtype="float64")
-    # A constant feature has no information, and its standard deviation is 0.
+    # A constant feature has no information, and its standard deviation is 0. Dividing by infinity sets it to 0.
     std = np.where(std > 1e-6 * np.abs(mean), std, np.inf)
     standard = (x - mean) / std
     count = 1 if len(strengths) == 1 else len(strengths) + 1

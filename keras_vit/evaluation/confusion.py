@@ -100,7 +100,7 @@ def plot_confusion_matrix(
 ):
     """Plots a confusion matrix with a row per true class, and returns the figure.
 
-    The colour of a cell is the cell's share of the images of its true class.
+    The colour of a cell shows its count as a share of all images of the true class.
 
     Args:
         matrix: Counts, (num_classes, num_classes), from `classification_report`.

@@ -58,9 +58,10 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the position of each of the data's class `names` in the list `onto`, or None if all labels may stay.
+    """Returns the position of each of the data's class `names` in the list `onto`, or None if labels need no change.
 
-    `onto` are the class names of the model or of the training data. `owner` is its description in the error message.
+    `onto` are the class names of the model or of the training data. `owner` is "the model" or "the training data", for
+    the error message.
     """
     if names is None or onto is None or list(names) == list(onto):
         return None
@@ -84,14 +85,15 @@ def extract_features(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a model's features, float32 (num_images, num_features), and a dataset's labels, int64 (num_images,).
 
-    The model need not be compiled and is not changed. An image's features do not depend on its batch.
+    The model need not be compiled and is not changed. The features of an image do not depend on other images in a
+    batch.
 
     Args:
         model: A `keras.Model` with one input. If it is or contains a model of this package, the features are the input
-            of its head, as if it had `num_classes=0`. The features of all other models are the model's output.
-        data: (images, labels) as arrays, or batches of them: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
-            `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or one-hot; images are in the
-            model's value range.
+            of the head, like the output of a model with `num_classes=0`. If not, the features are the model's output.
+        data: (images, labels) as arrays, or batches of (images, labels): a `tf.data.Dataset`, a
+            `keras.utils.PyDataset`, a `torch.utils.data.DataLoader` or another finite iterable. Labels are integers or
+            one-hot; images are in the model's value range.
         layer: String, the name of the layer whose output (batch, num_features) is the features. None selects the
             features as described for `model`.
         batch_size: Int, images per batch if `data` is arrays.
@@ -159,7 +161,10 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
 
 
 def outputs_and_classes(model, data, batch_size, verbose):
-    """Returns `outputs_and_labels` with labels as class indices of the model, matched by name if both have names."""
+    """Does the same as `outputs_and_labels`, and converts the labels to class indices of the model.
+
+    Classes are matched by name if the data and the model have class names, else by position.
+    """
     order = class_order(getattr(data, "class_names", None), fitting_class_names(model), "the model")
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
     return outputs, in_order(labels, order)

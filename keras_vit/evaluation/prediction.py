@@ -34,9 +34,9 @@ def predict(
 
     Args:
         model: A `keras.Model` with one output, (batch, num_outputs). It need not be compiled.
-        data: Images in the model's value range, as an array or (images, labels), or batches of these: a dataset of
-            `keras_vit.data` without shuffling, a `tf.data.Dataset`, a `keras.utils.PyDataset` or another finite
-            iterable.
+        data: Images in the model's value range: an array, a tuple of arrays (images, labels), or an iterable of batches
+            with or without labels. Such an iterable is a dataset of `keras_vit.data` without shuffling, a
+            `tf.data.Dataset`, a `keras.utils.PyDataset` or another finite iterable.
         tta: None, "flip" (the image and its mirror image), "five_crop" (crops of the corners and the center) or
             "ten_crop" (these crops and their mirror images). Crops need images that are larger than the model's input.
             If the model takes 224 x 224 pixels, read images of 256 x 256 pixels with
@@ -73,8 +73,9 @@ def predict(
 def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequence[float] | None = None) -> Any:
     """Averages the predictions of several models, or builds a model that does so.
 
-    The averaged predictions of models are probabilities, or the outputs of regression models, as in `predict`. Arrays
-    are averaged without conversion, so pass the results of `predict` or `keras_vit.predict_images`.
+    If the members are models, probabilities are averaged, or the outputs of regression models, as in `predict`. If the
+    members are arrays, they are averaged without conversion, so pass the results of `predict` or
+    `keras_vit.predict_images`.
 
     Args:
         members: Predictions for the same images, as arrays (num_images, num_outputs) or as DataFrames with the same
@@ -148,7 +149,7 @@ def _joint_model(members, weights):
 def _shared(model):
     """Returns {name: value} of the settings that all models of an ensemble must share."""
     layer = require_normalization(model)
-    # If the models scale the pixels themselves, their scaling may differ, so leave it out of the comparison.
+    # If the models scale the pixels themselves, they may use different constants, so leave these out of the comparison.
     scaling = {"mean": 0.0, "std": 1.0, "value_range": (0.0, 1.0)} if layer.apply else {}
     return {
         "input shape": model.input_shape,

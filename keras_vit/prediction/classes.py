@@ -18,7 +18,7 @@ from keras_vit.prediction.inputs import real_array
 
 logger = logging.getLogger("keras_vit")
 
-# {task: (activation of its outputs, losses that it is trained with)}
+# `_OF_LOSSES` is {task: (activation of the outputs, losses)}. Names of losses are in lower case, without underscores.
 _BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
 _OF_NUMBERS = ("meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror", "meansquaredlogarithmicerror")
 _OF_LOSSES = {
@@ -43,8 +43,9 @@ def decode_predictions(
 
     Args:
         predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
-        model: The model that computed the predictions, for its `class_names`. If there is no model, or the model has no
-            names, 1000 classes get ImageNet's names. Any other number of classes is named by index.
+        model: The model that computed the predictions, for its `class_names`. If the model has no names, 1000 classes
+            get ImageNet's names, and any other number of classes is named by index. None: the predictions must be for
+            ImageNet's 1000 classes.
         top: Int, the number of classes per image. None means 5, or all if there are fewer.
 
     Raises:
@@ -59,7 +60,7 @@ def decode_predictions(
     [[('1', 'dog', 0.75)]]
     """
     if model is not None and not isinstance(model, keras.Model):
-        raise arguments.invalid("model", "a keras.Model or None; the number of classes to name is top=", model)
+        raise arguments.invalid("model", "a keras.Model or None (the number of classes to name is `top`)", model)
     classes = imagenet_classes() if model is None else ids_and_names(model)
     p = real_array("predictions", predictions, finite=False).astype("float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
@@ -98,7 +99,7 @@ def most_probable(probabilities, classes, top):
 
 
 def ids_and_names(model):
-    """Returns (id, name) per class of a classifier, as `outputs_named`; raises ValueError for a regression model."""
+    """Does the same as `outputs_named`, but raises ValueError for a regression model."""
     if postprocess_kind(model) is None:
         raise ValueError(f"Expected a classifier. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
@@ -122,7 +123,7 @@ def outputs_named(model):
 
 
 def fitting_class_names(model):
-    """Returns the class names of a model; None if there are none, or their number differs from the outputs."""
+    """Returns the class names of a model; None if there are none, or if there is not one name per output."""
     names = getattr(find_normalization(model), "class_names", None)
     if not _has_one_row(model):
         return None
@@ -145,7 +146,7 @@ def output_activation(model, postprocess=None):
     postprocess = postprocess_kind(model) if postprocess is None else postprocess
     if postprocess is None:
         return None
-    # The softmax of one number is always 1.
+    # The softmax of one number is always 1, so a single output needs a sigmoid.
     return "sigmoid" if postprocess == "multi_label" or output.shape[1] == 1 else "softmax"
 
 
@@ -171,7 +172,7 @@ def prediction_activation(model):
 
 
 def final_activation(model):
-    """Returns the activation of predictions, in the model or applied to its outputs; None for regression."""
+    """Returns the activation of predictions, whether in the model or applied to its outputs; None for regression."""
     regression = postprocess_kind(model) is None
     return output_activation(model) or (None if regression else activation_behind(_only_output(model)))
 

@@ -45,7 +45,7 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 
 def _read_for(path, model, tta):
-    """Reads an image as `read_image` does; if `tta` crops images, the image is 8/7 as large."""
+    """Reads an image like `read_image`. If `tta` crops images, the height and width are 8/7 of the model's size."""
     if len(arguments.model(model).inputs) != 1 or len(model.inputs[0].shape) != 4:
         shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
         raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
@@ -100,7 +100,7 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
     progress = Progress(len(paths), "image", "images", verbose=verbose)
     batches = _batches(model, paths, tta, batch_size, broken, errors)
     for places, images in progress.over(batches, lambda batch: len(batch[0])):
-        # Pad the batches of each image size to one batch size, which compiles only once.
+        # Pad all batches of the same image size to one batch size, so that the model is compiled only once for it.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         where = f"an image of the batch of {os.fspath(paths[places[0]])}"
         views = tta_views(model, scaled(images, model), tta)

@@ -25,8 +25,8 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
             which only VTResNet has tokens.
 
     Raises:
-        ValueError: If a block does not exist or has no output of this format, or format="map" with patch dropout or
-            token merging.
+        ValueError: If a block does not exist or has no output of this format, or if `format` is "map" and the model
+            uses patch dropout or token merging.
 
     Example:
 
@@ -43,7 +43,7 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
     if not is_indices or not all(-len(found) <= i < len(found) for i in blocks):
         expected = f"block indices below {len(found)}, the model's depth, such as (0, -1)"
         raise ValueError(f"Expected {expected}. Received: blocks={reprlib.repr(blocks)}")
-    # A block of a ViT that merges tokens outputs their sizes too.
+    # If a block of a ViT merges tokens, its first output is the tokens, and its second output is their sizes.
     outputs = [keras.tree.flatten(found[i].output)[0] if is_vit else _block_output(found[i], format) for i in blocks]
     if is_vit and format == "map":
         check_every_patch(model, found[: max(i % len(found) for i in blocks) + 1])

@@ -43,10 +43,11 @@ def predict_images(
         images: A folder (with its subfolders), an image file, a CSV file of paths, or a list of these; or a DataFrame
             or dict of columns.
         path_column: The column of paths in a table. None means "path", or the only column.
-        directory: The folder that a table's relative paths start from. None means the CSV file's or the current one.
+        directory: The folder from which a table's relative paths start. None means the folder of a CSV file, or the
+            current folder for other tables.
         extension: Suffix such as ".jpg", appended to a table's paths that do not end with it.
-        tta, batch_size, verbose: As in `keras_vit.evaluation.predict`. Crops are cut from images of 8/7 of the model's
-            size.
+        tta, batch_size, verbose: As in `keras_vit.evaluation.predict`. If `tta` uses crops, images are read with 8/7 of
+            the model's height and width.
 
     Raises:
         FileNotFoundError: If an image or table does not exist.
@@ -75,11 +76,12 @@ def predict_images(
 
 
 def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
-    """Finds images in files, in folders (recursively), and in a column (None: "path" or the only one) of tables.
+    """Finds the images in `inputs`: image files, folders (with their subfolders) and tables of paths.
 
-    A table is a CSV file, a DataFrame or a dict of columns. Its relative paths start at `folder`, by default the CSV
-    file's folder or the current folder. `extension` is appended to paths that do not end with it. Returns the header of
-    the name column and a list of (name as given, path).
+    A table is a CSV file, a DataFrame or a dict of columns. `column` is the name of its column of paths; None means
+    "path", or the only column. Relative paths in a table start at `folder`, by default the CSV file's folder or the
+    current folder. `extension` is appended to the table's paths that do not end with it. Returns the name of the column
+    (or "path") and a list of (name as given, path).
     """
     found, headers = [], []
     for item in inputs:
@@ -102,7 +104,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         raise ValueError("Expected images, folders of images or tables of image paths. Received: none")
     if missing := [path for _, path in found if not os.path.isfile(path)]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        advice = ". Paths in a CSV file start from its folder, or from --images, and get --extension" if headers else ""
+        advice = ". Paths in a CSV file start at its folder or at --images; --extension is appended" if headers else ""
         raise FileNotFoundError(f"Expected image files. There are none at {', '.join(missing[:10])}{more}{advice}")
     return headers[0] if len(headers) == len(list(inputs)) == 1 else "path", found
 
@@ -110,7 +112,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
 def _images_in_folder(folder):
     from PIL import Image
 
-    # Pillow writes some formats that it cannot read.
+    # Pillow can write some formats that it cannot read. Leave out files of these formats.
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in NOT_READ}
     files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
@@ -151,7 +153,7 @@ def table_columns(weights):
     except (OSError, ValueError):
         return None
     columns = results.get("table_columns") if isinstance(results, dict) else None
-    # If the table has several columns of labels, one predicted class per image does not fit the table.
+    # If the table has several columns of labels, a submission with one predicted class per image would not fit it.
     return columns if columns and len(columns) == 2 else None
 
 

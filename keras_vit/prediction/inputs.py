@@ -15,7 +15,7 @@ from keras_vit.models.running import check_size
 
 logger = logging.getLogger("keras_vit")
 
-# Largest distance of resized images from 0..255: bicubic and Lanczos kernels overshoot at edges.
+# Values of resized images may be this far outside 0..255, because bicubic and Lanczos kernels overshoot at edges.
 OVERSHOOT = 64
 # Layers that keep the value range.
 KEEP_SCALE = (
@@ -46,7 +46,10 @@ def real_array(name, value, finite=True):
 
 
 def is_arrays(data, counts=(2,), or_lists=False):
-    """Returns True if data is a tuple or list of arrays, `counts` of them; with `or_lists`, also lists of scalars."""
+    """Returns True if data is a tuple or list of arrays.
+
+    `counts` are the allowed numbers of arrays. With `or_lists`, a list of scalars counts as an array.
+    """
 
     def fits(part):
         return hasattr(part, "shape") or (or_lists and isinstance(part, list) and part and np.isscalar(part[0]))
@@ -144,7 +147,7 @@ def check_values(model, images):
     if low >= 0 and 2 * width + highest < high <= 255 + OVERSHOOT:
         advice = "Scale them by keras_vit.preprocess_input(images, model), or build the model with"
         raise ValueError(f"{expected}. {advice} include_preprocessing=True.")
-    # Images outside this margin have other units or constants. The margin allows for augmentation.
+    # Images outside this margin were probably scaled with other constants. The margin allows for augmentation.
     if low < lowest - width / 4 or high > highest + width / 4:
         return expected
     if lowest < -0.1 and in_unit_range(images):

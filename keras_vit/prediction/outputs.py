@@ -84,7 +84,7 @@ def padded_output(model, images, full, where):
 
 
 def tta_views(model, images, tta=None, name="data"):
-    """Returns the views of images, (batch, height, width, channels), that `tta` averages; see `TTA`."""
+    """Returns a list of the views of `images` that `tta` selects (see `TTA`). `images` and each view are a batch."""
     if arguments.choice("tta", tta, TTA) in ("five_crop", "ten_crop"):
         views = _five_crops(model, images, tta, name)
     else:

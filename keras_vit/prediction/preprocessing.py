@@ -17,8 +17,9 @@ def preprocess_input(x, model: keras.Model | None = None):
     Args:
         x: Images, (..., height, width, channels), uint8 or float: a NumPy array, a backend tensor or, on any backend,
             a tf.data element. The result is of the same kind and shape.
-        model: A model of this package, for its constants. If None, images are scaled to [-1, 1], as in the official
-            checkpoints. If the model has `include_preprocessing=True`, images stay in 0..255.
+        model: A model of this package. Its preprocessing constants scale the images. If the model has
+            `include_preprocessing=True`, images stay in 0..255. If None, images are scaled to [-1, 1], as the official
+            checkpoints expect.
 
     Raises:
         ValueError: If the model has no constants, or an array is outside 0..255 or already looks scaled to 0..1.
@@ -53,7 +54,7 @@ def scaled(x, model=None):
     if scaled_by_model:
         scale, offset = 1.0, 0.0
     else:
-        # The constants are 3-D: with image_data_format="channels_first", Keras applies a vector to the first axis.
+        # Make the constants 3-D. If image_data_format="channels_first", Keras would apply a vector to the first axis.
         constants = layer.preprocessing.offset_and_scale
         offset, scale = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in constants)
         scale, offset = 1 / scale, -offset / scale

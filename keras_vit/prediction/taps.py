@@ -29,7 +29,7 @@ class PatchLayout(NamedTuple):
 
 
 class AttentionTaps:
-    """Reads the input tokens of all blocks of the ViT in a model, in inference mode. The model must contain one ViT.
+    """Reads the input tokens of all blocks of a model's ViT, in inference mode. The model must contain only one ViT.
 
     Args:
         model: As in `keras_vit.inspection.attention_maps`.
@@ -73,7 +73,7 @@ class AttentionTaps:
         return outputs, calls
 
     def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
-        """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns); also works in graphs.
+        """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns); also while a graph is traced.
 
         `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0.
         """
@@ -120,7 +120,7 @@ class AttentionTaps:
         return config.pooling
 
     def to_grid(self, rows):
-        """Reshapes the patches of (batch, num_tokens) to (batch, rows, columns)."""
+        """Drops the prefix tokens from (batch, num_tokens), and reshapes the patches to (batch, rows, columns)."""
         return ops.reshape(rows[:, self.layout.num_prefix_tokens :], (-1, *self.layout.grid_size))
 
 
@@ -137,7 +137,7 @@ def taps(model, args, layers):
 
 
 def _read(model, args, layers):
-    """Does the same as `taps`, but computes gradients."""
+    """Does the same as `taps`, but gradients can be computed."""
     graph, values = _graph_and_inputs(model, args)
     calls = [(*call, _within(call[0], layers)) for call in nodes_before(graph.outputs)]
     calls = [call for call in calls if call[2]]
@@ -227,7 +227,7 @@ def in_float32(scores):
     weights = ops.cast(scores, "float32")
     if keras.backend.standardize_dtype(scores.dtype) == "float32":
         return weights
-    # Rows that were rounded to the compute dtype do not sum to 1.
+    # Rows that were rounded to the compute dtype do not sum to exactly 1, so divide by the sums.
     return weights / ops.sum(weights, axis=-1, keepdims=True)
 
 
@@ -250,7 +250,7 @@ def only_one(model, kind) -> keras.Layer:
     """Returns the only layer of a type in a model; raises ValueError if there are none or several."""
     found = sublayers(model, kind)
     if len(found) != 1:
-        received = f"{len(found)} in model {model.name!r}. Of several ViTs, pass one: model.get_layer(...)."
+        received = f"{len(found)} in model {model.name!r}. To choose one of several ViTs, pass model.get_layer(...)."
         raise ValueError(f"Expected a model with one layer of type {kind.__name__}. Received: {received}")
     return found[0]
 
