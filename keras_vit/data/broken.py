@@ -72,7 +72,7 @@ def _reason(load, record):
 def replace_broken(
     data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
-    """Returns a dataset of batches. It replaces broken images, which cannot be decoded, or leaves them out.
+    """Returns a dataset of batches, in which images that cannot be decoded ("broken") are replaced or left out.
 
     Each batch is (first index, images, labels, broken), where `broken` is (indices, names, encoded images) of the
     broken records.

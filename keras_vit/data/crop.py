@@ -36,15 +36,16 @@ class Crop:
 
     Args:
         image_size: (height, width) of the result, in pixels.
-        kind: "pretrain": crop a random part with a share of the area in `scale` and an aspect ratio of 3/4 to 4/3, then
-            resize. "finetune": resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad all
+        kind: "pretrain": crop a random part whose share of the area is in `scale` and whose aspect ratio is 3/4 to 4/3,
+            then resize. "finetune": resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad all
             sides with black by 1/8 of the size, then a random crop, as usual for 32-pixel images. "eval": resize and
             crop as in evaluation; see `Preprocessing`.
         flip: Bool, mirror half of the images.
         channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels. The arrays in `.npy`
             files must have this number of channels.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
-        resize_size: (height, width) for "finetune"; None: 448 for 384, 512 for 480, otherwise 8/7 of `image_size`.
+        resize_size: (height, width) for "finetune"; None: 448 for an image size of 384, 512 for 480, and 8/7 of the
+            image size for all other sizes.
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
         max_pixels: Integer, the largest height x width of an image. In a JPEG, height x width x number of scans may be
             16 times as large.

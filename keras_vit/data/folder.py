@@ -13,7 +13,7 @@ from keras_vit.data.source import file_source, logger, tf
 from keras_vit.files import describe_path, replacing
 from keras_vit.images.files import read_pixels
 
-# A folder with a subfolder from each of these lists is already split into training and test images.
+# A folder is already split if it has a subfolder with a name in TRAIN_FOLDERS and one with a name in TEST_FOLDERS.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 CLUTTER = ("thumbs.db", "desktop.ini")
@@ -36,15 +36,16 @@ def from_directory(
         path: The folder. With `labels="none"`, for prediction, it needs no class folders: all images in the folder and
             its subfolders are read, in the order of their paths.
         class_names: The names of the class folders in label order; None: all subfolders, sorted by name. To read
-            validation images, pass the class names of the training data. If all subfolders are in `class_names`, a
-            class may have no subfolder, and each class still has its position in `class_names` as label.
+            validation images, pass the class names of the training data. If `class_names` contains all subfolders, it
+            may also contain classes without a subfolder. The label of a class is its position in `class_names`.
         validation_split: Float in (0, 1), the share of each class's images to hold out for validation, at least one
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
             evaluation and keep their order; pass `training` to change this. `augment` applies to all subsets.
         seed: Integer of at least 0, for the split, the order and the augmentation.
         **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. The dataset
-            also has the attributes `file_paths` and `file_labels`, lists sorted by label and then by path.
+            also has the attributes `file_paths` and `file_labels` (None if `labels` is "none"), lists sorted by label
+            and then by path.
 
     Raises:
         FileNotFoundError: If the folder does not exist.
@@ -160,10 +161,10 @@ def resize_folder(
     reduced to `shorter_side` with Pillow's bicubic filter and written as RGB JPEG; ".jpg" is appended to the names of
     other formats. Smaller images are copied without changes. Files that already exist in `out` are kept, so the same
     call continues an interrupted copy. Files that cannot be decoded are left out and listed in a warning. If a random
-    crop of a reduced image is smaller than the model's images, it is less sharp than the same crop of the original.
+    crop of a reduced image is smaller than the model's input, it is less sharp than the same crop of the original.
 
     Args:
-        path: The folder, as for `from_directory`.
+        path: The folder of images. It may have any subfolders.
         out: The folder of the copy.
         shorter_side: Integer, in pixels.
         quality: Integer from 1 to 100, the quality of the JPEGs.

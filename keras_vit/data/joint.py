@@ -75,7 +75,8 @@ def with_pseudo_labels(
 
     Args:
         labelled: Batches of (images, labels). The labels are integers, or one number per class.
-        pseudo_labelled: Batches of (images, labels). The images have the same size, and the labels are a teacher's.
+        pseudo_labelled: Batches of (images, labels). The images have the size of the labelled images, and the labels
+            are from a teacher.
         num_classes: Integer of at least 2.
         ratio: Float above 0, the weight of the pseudo-labelled images' mean loss.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes; soft labels of the

@@ -17,7 +17,7 @@ def mixes(layer):
 
 
 def seeded(layer, inputs):
-    """Returns a function of (inputs, seed) that calls a copy of `layer`. The seed determines all its random numbers.
+    """Returns a function of (inputs, seed) that calls a copy of `layer`. The seed determines all random numbers.
 
     Args:
         layer: A layer of Keras or keras-cv. It is not changed.

@@ -1,6 +1,7 @@
-"""RandAugment's operations on uint8 images (height, width, 3), in `OFFICIAL` and `TIMM` as functions (image, m, s, at).
+"""RandAugment's operations on uint8 images (height, width, 3).
 
-m is magnitude / 10, a float64 scalar. s is a random sign, -1 or 1. at is a position, two random numbers in [0, 1).
+`OFFICIAL` and `TIMM` contain the operations by name, as functions of (image, m, s, at). m is magnitude / 10, a float64
+scalar. s is a random sign, -1 or 1. at is a position, two random numbers in [0, 1).
 
 Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, with the warps of tensorflow-addons;
 `auto_augment.py` of timm, with Pillow's operations.
@@ -90,7 +91,7 @@ def official_contrast(image, factor):
 
 
 def official_warp(image, matrix):
-    """Sets pixel (x, y) to the pixel nearest to (ax + by + c, dx + ey + f); `matrix` is (a, b, c, d, e, f)."""
+    """Sets pixel (x, y) to the image's pixel nearest to (ax + by + c, dx + ey + f); `matrix` is (a, b, c, d, e, f)."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),

@@ -20,7 +20,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for the unknown arguments `removed`. It names what replaces the arguments of version 0.2."""
+    """Raises a TypeError for the unknown arguments `removed`, with the replacement of each argument of version 0.2."""
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")
@@ -112,15 +112,16 @@ def pipeline(
     num_parallel_calls: int | None = None,
     **removed: Any,
 ) -> "tf.data.Dataset":
-    """Makes a dataset of batches for `model.fit` from a `Source`, as `load`, `from_directory` and `from_dataframe` do.
+    """Makes a dataset of batches for `model.fit` from a `Source`.
 
-    The order of the steps is: cache, shuffle, select the rows of this process, read, decode and crop, augment,
-    normalize, erase, batch, mix, prefetch. The result is a tf.data.Dataset of (images, labels), (images, labels,
-    weights) or only images. Images are float32 (batch, height, width, channels), labels are int32 (batch,) or float32
-    (batch, num_classes), and weights are float32 (batch,). The dataset has the attributes `source`, `class_names`,
-    `num_classes`, `num_images` (per epoch, including broken images), `num_shards`, `broken` (a `BrokenImages`) and, if
-    `repeat` is False, `set_epoch`. The same arguments give the same batches on each backend, with any number of
-    threads.
+    `load`, `from_directory` and `from_dataframe` call this function. The order of its steps is: cache, shuffle, select
+    the rows of this process, read, decode and crop, augment, normalize, erase, batch, mix, prefetch.
+
+    The result is a tf.data.Dataset of (images, labels), (images, labels, weights) or only images. Images are float32
+    (batch, height, width, channels), labels are int32 (batch,) or float32 (batch, num_classes), and weights are float32
+    (batch,). The dataset has the attributes `source`, `class_names`, `num_classes`, `num_images` (per epoch, including
+    broken images), `num_shards`, `broken` (a `BrokenImages`) and, if `repeat` is False, `set_epoch`. The same arguments
+    give the same batches on each backend, with any number of threads.
 
     Each iteration over the dataset is one epoch. The next epoch begins only after an iteration has returned its last
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time, and `num_batches=5`
@@ -138,7 +139,7 @@ def pipeline(
     `num_batches * batch_size / num_images`. With these weights, the loss of an epoch is the mean over all images, where
     the loss of a broken image counts as 0. Pass metrics to `model.compile` as `weighted_metrics`, which leave out rows
     of weight 0; `metrics` count all rows. With `labels="none"`, for prediction, there are no weights, and the rows that
-    fill a batch are its last rows.
+    fill the last batch are at its end.
 
     If P processes share each batch, process i gets the rows from `i * batch_size / P` to `(i + 1) * batch_size / P`.
     The order, crops and augmentation of the images are the same as in a single process. Mixing and the replacement of

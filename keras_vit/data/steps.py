@@ -56,7 +56,8 @@ class Mix:
         policy: A `Policy`. If it has both MixUp and CutMix, each batch gets one of the two with equal probability.
 
     Call arguments: images: Float32 tensor (batch, height, width, channels). labels: Float32 tensor (batch, num_classes)
-    with rows that sum to 1. seed: Integer tensor (2,). The result is (images, labels), and its rows also sum to 1.
+    with rows that sum to 1. seed: Integer tensor (2,). The result is (images, labels), with rows of labels that sum to
+    1 too.
 
     Example:
     >>> import keras_vit.data, tensorflow as tf
@@ -137,7 +138,7 @@ class Steps:
         )
 
     def _seed(self, index):
-        """Returns the seed of an image. `index` is its number, counted through all epochs."""
+        """Returns the seed of an image. `index` is the image's number, counted through all epochs."""
         return tf.stack([self._root, index])
 
     def _decode(self, index, record):

@@ -21,8 +21,8 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
             block. If there are several, the new model returns a list. None: (3, 7, 11) for a ViT, and the last block of
             each stage for other families.
         format: "tokens" for outputs (batch, num_tokens, hidden_dim), with the class, distillation and register tokens;
-            "map" for outputs (batch, rows, columns, hidden_dim). None: "tokens" for a ViT, "map" for other families, of
-            which only VTResNet has tokens.
+            "map" for outputs (batch, rows, columns, hidden_dim). None: "tokens" for a ViT, "map" for other families.
+            Besides ViT, only VTResNet has tokens.
 
     Raises:
         ValueError: If a block does not exist or has no output of this format, or if `format` is "map" and the model

@@ -51,8 +51,8 @@ def predict_images(
 
     Raises:
         FileNotFoundError: If an image or table does not exist.
-        ValueError: If a table lacks the column or a path, there are no images, none is readable, or an argument does
-            not fit the model.
+        ValueError: If a table has no column of paths, a path is missing in a row, there are no images, no image is
+            readable, or an argument does not fit the model.
         ImportError: If pandas is not installed.
 
     Example:

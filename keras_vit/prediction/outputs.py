@@ -8,8 +8,8 @@ from keras_vit.console import Progress
 from keras_vit.models.running import check_size
 from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, sliced, to_numpy
 
-# Test-time augmentation: none; the image and its mirror image; the four corners and the center of a larger image (arXiv
-# 1409.4842, section 7); these five crops and their mirror images.
+# The kinds of test-time augmentation: none; the image and its mirror image; crops of the four corners and the center of
+# a larger image (arXiv 1409.4842, section 7); these five crops and their mirror images.
 TTA = (None, "flip", "five_crop", "ten_crop")
 
 

@@ -73,9 +73,10 @@ class AttentionTaps:
         return outputs, calls
 
     def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
-        """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns); also while a graph is traced.
+        """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns).
 
-        `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0.
+        `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0. The method can also
+        be called while a graph is traced, for export.
         """
         outputs, calls = self.run(inputs)
         product = None
