@@ -60,7 +60,7 @@ def _parts_or_none(model):
 
 
 def head_inputs(model):
-    """Returns the symbolic tensors that the backbone passes to other layers, such as the head; [] if there is none."""
+    """Returns the symbolic tensors that the backbone passes to other layers, such as a head; [] without a backbone."""
     parts = _parts_or_none(model)
     if parts is None:
         return []
@@ -89,7 +89,7 @@ def gives_features(model):
     if last is None:
         return True
     parts = _parts_or_none(model)
-    # If there is no backbone, the kind of the outputs is unknown.
+    # Without a backbone it is unknown whether the outputs are features, so the result is False.
     return parts is not None and last in (*parts.below, *parts.blocks, *parts.above)
 
 
@@ -108,7 +108,7 @@ def _blocks(model):
 
 
 def find_blocks(model, family=None):
-    """Returns the blocks of a model in order; raises ValueError if it has none, or is not of this family."""
+    """Returns a model's blocks in order. Raises ValueError if the model has no blocks or is not of `family`."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []
     if not blocks or family not in (None, config_of(model).family):
         is_vit = family == "vit"
@@ -122,7 +122,7 @@ def find_blocks(model, family=None):
 
 
 def _ways_to_blocks(model):
-    """Yields, for each model that directly contains blocks, the chain of nested models from `model` to it."""
+    """Yields a list for each model that directly contains blocks: the nested models from `model` down to this one."""
     if is_graph(model) and _blocks(model):
         yield [model]
         return

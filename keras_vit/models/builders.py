@@ -22,7 +22,7 @@ VARIANTS: dict[str, tuple[str, str]] = {}
 def row(
     name: str, builder: Callable[Concatenate[str, P], FamilyModel], variant: str, **defaults: Any
 ) -> Callable[P, FamilyModel]:
-    """Returns the builder function `name` of one variant; `defaults` are config fields that differ from the variant."""
+    """Returns the function `name` that builds one variant. `defaults` are config fields that replace the variant's."""
     family = next(family for family in FAMILIES.values() if family.builder == builder.__name__)
 
     def named(**kwargs):
@@ -44,7 +44,7 @@ def row(
     return named
 
 
-# ViT, which MAE and DINO also pre-trained. The sizes and their sources are in `keras_vit.models.vit.variants`.
+# ViT. MAE and DINO pre-trained the same models. The sizes and their sources are in `keras_vit.models.vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS8 = row("ViTS8", ViT, "S/8")
@@ -77,7 +77,7 @@ DeiTTi16Distilled = row("DeiTTi16Distilled", ViT, "Ti/16", **_DISTILLED)
 DeiTS16Distilled = row("DeiTS16Distilled", ViT, "S/16", **_DISTILLED)
 DeiTB16Distilled = row("DeiTB16Distilled", ViT, "B/16", **_DISTILLED)
 
-# DeiT III, with LayerScale and no position embedding of the class token: arXiv 2204.07118, section 3.
+# DeiT III, which has LayerScale but no position embedding for the class token: arXiv 2204.07118, section 3.
 _WHOLE = {
     "activation": "gelu",
     "preprocessing": Preprocessing(**{**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}),
@@ -88,13 +88,14 @@ DeiT3B16 = row("DeiT3B16", ViT, "B/16", **_DEIT_3)
 DeiT3L16 = row("DeiT3L16", ViT, "L/16", **_DEIT_3)
 DeiT3H14 = row("DeiT3H14", ViT, "H/14", **_DEIT_3)
 
-# The backbones of I-JEPA, whose positions are a fixed table: arXiv 2301.08243, appendix A.
+# The backbones of I-JEPA: arXiv 2301.08243, appendix A. I-JEPA does not train its position table, but its files contain
+# the table like a learned one.
 _IJEPA = {"pooling": "gap", "num_classes": 0, **_DEIT}
 IJEPAH14 = row("IJEPAH14", ViT, "H/14", **_IJEPA)
 IJEPAH16 = row("IJEPAH16", ViT, "H/16", **{"image_size": 448, **_IJEPA})
 IJEPAg16 = row("IJEPAg16", ViT, "g/16", **_IJEPA)
 
-# DINOv2's backbones: arXiv 2304.07193, appendix B. With registers (arXiv 2309.16588): num_registers=4.
+# DINOv2's backbones: arXiv 2304.07193, appendix B. The models with registers (arXiv 2309.16588) have num_registers=4.
 _DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, **_DEIT}
 DINOv2S14 = row("DINOv2S14", ViT, "S/14", **_DINOV2)
 DINOv2B14 = row("DINOv2B14", ViT, "B/14", **_DINOV2)
@@ -183,7 +184,7 @@ VTResNet18 = row("VTResNet18", VTResNet, "R18")
 VTResNet34 = row("VTResNet34", VTResNet, "R34")
 VTResNet50 = row("VTResNet50", VTResNet, "R50")
 VTResNet101 = row("VTResNet101", VTResNet, "R101")
-# CoAtNet: arXiv 2106.04803, table 3. timm's models with weights: `keras_vit.CoAtNet("coatnet_0_rw")` and so on.
+# CoAtNet: arXiv 2106.04803, table 3. timm has weights for other variants, such as `keras_vit.CoAtNet("coatnet_0_rw")`.
 CoAtNet0 = row("CoAtNet0", CoAtNet, "0")
 CoAtNet1 = row("CoAtNet1", CoAtNet, "1")
 CoAtNet2 = row("CoAtNet2", CoAtNet, "2")

@@ -18,7 +18,7 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 
 
 def sources():
-    """Returns {name: `Source`} for all families; of several sources named "keras", it contains the last one."""
+    """Returns {name: `Source`} for all families. Several families have a source "keras"; the last one is returned."""
     return {source.name: source for source in _all_sources()}
 
 
@@ -27,7 +27,10 @@ def _all_sources():
 
 
 def identify(file, source=None):
-    """Returns (`Family`, `CanonicalFile`) of a `WeightsFile`; if `source` is None, the keys determine the source."""
+    """Returns the `Family` of a `WeightsFile`, and the file as a `CanonicalFile`.
+
+    If `source` is None, the source follows from the file's keys and, for published files, from the file's name.
+    """
     if file.container == "keras" and source is not None:
         raise arguments.invalid("source", "None for a .keras file", source)
     canonical = CanonicalFile(file, *(file.identified() if file.container == "keras" else _source(file, source)))

@@ -20,9 +20,10 @@ from keras_vit.models.running import CheckedRuns
 class FamilyModel(CheckedRuns, keras.Model):
     """A functional `keras.Model` built by this package, such as by `keras_vit.ViT`.
 
-    If the heads of a ViT read only the class token or the distillation token, its last block computes only these
-    tokens, which saves 1/16 of the work of 12 blocks. A PyTorch hook on the last block then gets only these tokens. A
-    new model of its layers, such as `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
+    If the heads of a ViT read only the class token or the distillation token, the last block computes only these
+    tokens. In a model of 12 blocks, this saves 1/16 of the work. A PyTorch hook on the last block then gets only these
+    tokens. A new model that is built from the same layers, such as
+    `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
 
     Example:
 
@@ -31,7 +32,8 @@ class FamilyModel(CheckedRuns, keras.Model):
     (12, (14, 14), 12)
     """
 
-    # A model of the same layers that omits the tokens that no head reads; None if the heads need all tokens.
+    # A model of the same layers, whose last block computes only the tokens that the heads read. None if the last block
+    # must compute all tokens.
     _short = None
 
     def __init__(self, *args, **kwargs):
@@ -47,7 +49,8 @@ class FamilyModel(CheckedRuns, keras.Model):
         layers = {layer["name"]: layer["config"] for layer in config.get("layers", ())}
         fields = layers.get("normalization", {}).get("config")
         if fields and fields.get("family") == "vit" and "token_merging" not in fields:
-            # In files of keras_vit 0.2, only the configs of the blocks contain the numbers of merged patches.
+            # In files of keras_vit 0.2, only the configs of the blocks contain the numbers of merged patches. Copy
+            # these numbers to the model's config.
             blocks = [layers.get(f"block_{i:02d}", {}) for i in range(fields["num_layers"])]
             fields["token_merging"] = [block.get("token_merging", 0) for block in blocks]
         return super().from_config(config, custom_objects)
@@ -169,8 +172,8 @@ class Family:
         fit: Function `fit(file, found, fields, given)` that checks config fields against a checkpoint, and returns a
             dict of the fields to change. `given` are the fields that the user passed.
         formats: Dict from a format name of `save_weights` to the `Source` with the weight names of this format.
-        timm: Function of a config that returns the name of a timm architecture and its `model_args`. It raises
-            ValueError if no architecture fits.
+        timm: Function `timm(config)` that returns the name of a timm architecture and the `model_args` to build it
+            with. It raises ValueError if no architecture fits.
         transformers: Function `transformers(config, facts)` that returns the `Source` with transformers' weight names,
             a prefix for these names, and the contents of config.json. `facts` is the metadata that `save_weights`
             writes.
@@ -257,7 +260,7 @@ def usual_arguments(
 def takes(
     like: Callable[P, FamilyModel], family: Family
 ) -> Callable[[Callable[..., FamilyModel]], Callable[P, FamilyModel]]:
-    """Returns a decorator that gives a builder the signature of `like`, without arguments that `family` lacks."""
+    """Returns a decorator that gives a builder the signature of `like`, without the arguments that `family` lacks."""
     known = {field.name for field in dataclasses.fields(family.config)} | {*family.connect.__kwdefaults__}
     known |= {"variant", "dtype", "name", "fields", *(["weights"] if family.sources else [])}
 
@@ -305,7 +308,7 @@ def build(family, variant, given, defaults=None, function=None):
 
 
 def completed(config, preprocessing, class_names):
-    """Returns the config with these class names and, unless it is None, this preprocessing, after checking them."""
+    """Returns a copy of the config with these class names and preprocessing; None keeps the config's preprocessing."""
     changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
     if preprocessing is not None:
         changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
@@ -322,9 +325,12 @@ def changed(preprocessing, value):
 
 
 def pre_logits(x, config):
-    """Adds a dense layer of `representation_size` units and a separate tanh layer, as the official ViT code does."""
+    """Adds a dense layer of `representation_size` units and a separate tanh layer, as the official ViT code does.
+
+    If `representation_size` is None, adds a layer that returns its input.
+    """
     if config.representation_size is None:
-        # Do not use Keras' Identity: with a map of dtype policies, a loaded model could not be saved again.
+        # Avoid Keras' Identity. A loaded model with an Identity and a map of dtype policies cannot be saved again.
         return keras.layers.Activation("linear", name="pre_logits")(x)
     init = initializers.LecunNormal()
     x = keras.layers.Dense(config.representation_size, kernel_initializer=init, name="pre_logits")(x)
@@ -341,7 +347,7 @@ def dense_head(x, config, head_init, name="head"):
 
 
 def cut_from(model, inputs, outputs, **kwargs):
-    """Returns a model between two tensors of `model`, as a `FamilyModel` if `model` is one."""
+    """Returns a new model from `inputs` to `outputs`, tensors of `model`. If `model` is a `FamilyModel`, so is it."""
     kind = FamilyModel if isinstance(model, FamilyModel) else keras.Model
     return kind(inputs, outputs, **kwargs)
 
@@ -352,7 +358,7 @@ def _unknown(name, value, function, known):
     if meant and ("=" not in meant or meant.partition("=")[0] in known):
         hint = f". Use {meant}"
     else:
-        # A word of another library may resemble an unrelated argument, so suggest only an argument that contains it.
+        # A word of another library may resemble an unrelated argument, so suggest only arguments that contain the word.
         hint = arguments.nearest(name, known if meant is None else [each for each in known if name in each])
         hint = hint or f". See help(keras_vit.{function}) and the fields of its config"
     return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")

@@ -7,17 +7,18 @@ from keras_vit.models.graph import nodes_before
 
 
 def fold_preprocessing(model: keras.Model) -> keras.Model:
-    """Returns a copy of a ViT for inference with `(x / 255 - mean) / std` folded into the patch embedding.
+    """Returns a copy of a ViT for inference, whose patch embedding includes the scaling `(x / 255 - mean) / std`.
 
     The copy takes the same raw images, has the same outputs within rounding, and is faster. Save the copy only as
     .keras; for other formats, save the original.
 
     Args:
-        model: A float32 ViT of this package's builders with `include_preprocessing=True`. It is not changed.
+        model: A float32 ViT that a builder of this package built with `include_preprocessing=True`. It is not changed.
 
     Raises:
-        ValueError: If the model takes preprocessed images, is folded already, does not compute in float32, has weights
-            that its config does not describe, or has other layers that read the scaled images, as in hybrids.
+        ValueError: If the model takes preprocessed images, is folded already or does not compute in float32. Also if
+            the model has weights that its config does not describe, or if a layer other than the patch embedding reads
+            the scaled images, as in hybrids.
 
     Example:
 
@@ -39,7 +40,7 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
     if {weight.path for weight in folded.weights} != set(values):
         raise ValueError(f"Expected a model whose config describes all its weights. Received: model {model.name!r}")
     for weight in folded.weights:
-        # Copy the value, because training on JAX frees the arrays that it updates.
+        # Copy the value. Training on JAX frees the arrays of the trained model, so the models must not share arrays.
         weight.assign(keras.ops.copy(values[weight.path]))
 
     offset, scale = (np.array(constants, "float64") for constants in normalization.preprocessing.offset_and_scale)
@@ -62,7 +63,7 @@ def _layers_to_fold(model):
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
-    # In a model of any image size, the position embedding reads only the size of the images.
+    # In a model of any image size, the position embedding also gets the images, but reads only their size.
     others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(

@@ -20,7 +20,9 @@ def follow_jit_compile(model, jit_compile):
 
 
 def set_compiled(model, compiled=True):
-    """Compiles the forward passes in a model that use layers of this package; `compiled=False` makes them eager again.
+    """Compiles those forward passes of a model and its nested models that use layers of this package.
+
+    `compiled=False` makes the forward passes eager again.
 
     Raises:
         ValueError: If `compiled` and the model has no layers of this package.
@@ -32,7 +34,7 @@ def set_compiled(model, compiled=True):
     if compiled and (reason := why_not(model)):
         raise RuntimeError(f"Expected a device that PyTorch compiles for. Received: {reason}. {REMEDY}.")
     for owner, name in passes:
-        # A compiled method is an attribute of the object, which hides the method of the class.
+        # A compiled method is stored in the object and hides the method of the class. Remove the compiled method first.
         vars(owner).pop(name, None)
         if compiled:
             setattr(owner, name, _compiled(getattr(owner, name)))
@@ -57,7 +59,7 @@ def _why_not(device):
 def _compiled(function):
     import torch  # noqa: TID251
 
-    # PyTorch compiles at most eight models of a class, except with `isolate_recompiles`.
+    # Without `isolate_recompiles`, PyTorch compiles at most eight models of a class.
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     # With symbolic shapes, PyTorch cannot compile the gradient of EfficientNet's padded convolutions.
     options = {"dynamic": False, **({"isolate_recompiles": True} if isolated else {})}
@@ -73,7 +75,7 @@ def _compiled(function):
 
 
 def _forward_passes(model):
-    """Yields (object, name of its method) of the forward passes with layers of this package, in nested models too."""
+    """Yields (object, method name) for each forward pass with layers of this package, in the model or nested models."""
     if hasattr(model, "forward_passes"):
         for part in model.forward_passes():
             yield from [part] if isinstance(part, tuple) else _forward_passes(part)

@@ -37,9 +37,9 @@ def operations_before(model, layer):
 def reading_leading_tokens(model):
     """Returns a model of the same layers whose last transformer block computes only the tokens that later layers read.
 
-    Returns None if later layers read all tokens, the block's MLP is not an `MLP`, or it has an activity regularizer.
+    Returns None if later layers read all tokens, or if the block has another MLP than `MLP` or an activity regularizer.
     """
-    # Use a plain `keras.Model`, because `clone_model` keeps the class of the model.
+    # Use a plain `keras.Model`. `clone_model` keeps the class of the model, and `FamilyModel` would call this function.
     model = keras.Model(model.input, model.output)
     blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
     poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]

@@ -40,37 +40,40 @@ def load_weights(
     """Loads a checkpoint from any supported code base into a model of this package.
 
     If a weight of the file or of the model would be left over, nothing is loaded. Position embeddings are resized as in
-    the code that wrote the file, and the patch-embedding kernel by FlexiViT's pseudo-inverse resize. The kernel's
-    channels are summed for a model of 1 channel, or tiled and rescaled for N channels. If the model has no position
-    embeddings for prefix tokens, the file's are added to the tokens; if only the file lacks them, they are zero. If the
-    numbers of classes differ, the head is set to zero, and a pre_logits layer that only the file has is left out.
+    the code that wrote the file, and the patch-embedding kernel by FlexiViT's pseudo-inverse resize. If the numbers of
+    image channels differ, the kernel's channels are summed for 1 channel, or tiled and rescaled for more. If only the
+    file has position embeddings for the tokens before the patches, they are added to these tokens. If only the model
+    has such embeddings, they are set to zero. If the numbers of classes differ, the head is set to zero, and a
+    pre_logits layer that only the file has is left out.
 
     Args:
         model: A model of any family of this package except VT-ResNet.
-        path: Path of a file: an .npz of the official code, big_vision or BiT, a state dict of timm or DeiT as
-            .safetensors or .pth (code in it is not run), Keras' .weights.h5, an .h5 of an EfficientNet of
-            keras.applications, or a .keras file. It may also be a folder of timm, of Hugging Face or of a training run.
-            A TensorFlow 1 checkpoint is given by its folder or .index file, and needs TensorFlow. A model name on a hub
-            is downloaded once: `hf://owner/name[@revision][/file or folder]` (a branch, tag or commit) or
-            `kaggle://owner/model/framework/variation[/version][/file]`.
-        source: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet", "timm_efficientnet", "deit",
-            "huggingface" (its ViT and DeiT), "huggingface_bit", "dinov2", "siglip", "dinov3", "clip" (all Hugging
-            Face's), "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02", "openai_clip", "open_clip",
-            "open_clip_timm", "efficientnet" (the official checkpoints), "keras_applications" or "keras". None:
-            recognised by the file's keys.
+        path: Path of a file or folder, or name of a model on a hub. The file is an .npz of the official code, of
+            big_vision or of BiT; a .safetensors or .pth state dict; a .weights.h5 or .keras file of Keras; or the .h5
+            of an EfficientNet from keras.applications. Code in a .pth file is not run. The folder is from timm, from
+            Hugging Face or from a training run. For a TensorFlow 1 checkpoint, which needs TensorFlow, pass its folder
+            or its .index file. The name is `hf://owner/name[@revision][/file or folder]` or
+            `kaggle://owner/model/framework/variation[/version][/file]`. The revision is a branch, tag or commit. The
+            files of a hub are downloaded once.
+        source: The code base that wrote the file: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet",
+            "timm_efficientnet", "deit", "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02",
+            "openai_clip", "open_clip", "open_clip_timm", "efficientnet" (the official checkpoints),
+            "keras_applications" or "keras". For transformers: "huggingface" (its ViT, DeiT and I-JEPA), "dinov2",
+            "dinov3", "siglip", "clip" or "huggingface_bit". None: recognised by the file's keys.
         skip: Names of layers to skip in the file and in the model, such as ("head",). A skipped head is set to zero.
             Other skipped layers keep the model's weights.
-        allow: Settings that may differ although they change the outputs: "activation", "layer_norm_epsilon", "pooling",
-            "position_embedding", "rotary_embedding", "rotary_grid", "key_bias", "resnet_epsilons", "pool_padding",
-            "padding", "batch_norm_epsilon", and, if the file contains them, "preprocessing", "classifier_activation"
-            and "token_merging".
-        grid_size: (rows, columns) of the file's position embeddings, if neither square nor stated in the file.
-        position_interpolation: "linear" (official code, big_vision), "bicubic" (DeiT, Hugging Face),
-            "bicubic_antialias" (timm) or "bicubic_offset" (DINO); for the tables of CoAtNet "bilinear" (its paper) or
-            "geometric" (timm). None: as in the source's code.
+        allow: Names of settings in which the model may differ from the file, although they change the outputs:
+            "activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid",
+            "key_bias", "resnet_epsilons", "pool_padding", "padding", "batch_norm_epsilon", "preprocessing",
+            "classifier_activation" or "token_merging". The last three are compared only if the file contains them.
+        grid_size: (rows, columns) of the file's position embeddings, if their grid is not square and the file does not
+            contain it.
+        position_interpolation: The resizing method for position embeddings: "linear" (official code, big_vision),
+            "bicubic" (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO). For the position
+            tables of CoAtNet: "bilinear" (its paper) or "geometric" (timm). None: as in the source's code.
         sha256: The expected SHA-256, in hexadecimal digits. None: the SHA-256 in the file `<path>.sha256` or in Hugging
-            Face's cache. If there is none, and the format has no checksums, files with a weight above 10,000 or below
-            -10,000 are refused.
+            Face's cache. If no SHA-256 is found, and the file format has no checksums, a file with a weight above
+            10,000 or below -10,000 is refused as damaged.
 
     Returns:
         A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
@@ -78,7 +81,8 @@ def load_weights(
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is damaged, has an unknown source, contains NaN or was trained with other settings, or
-            the model's preprocessing is folded. `WeightsMismatchError` if it does not fit. The model stays unchanged.
+            if the model's preprocessing is folded. The error is a `WeightsMismatchError` if the file's weights do not
+            fit the model. The model stays unchanged.
         ImportError: If the file needs PyTorch, which is not installed.
 
     Example:
@@ -97,7 +101,7 @@ def load_weights(
 
 
 def open_file(path, sha256=None):
-    """Opens a path, or a model name on a hub, as a `WeightsFile`; if `sha256` is given, the file must have it."""
+    """Opens a path, or a model name on a hub, as a `WeightsFile`. Raises if the file does not have the `sha256`."""
     path = os.fsdecode(hub.local_path(arguments.path("path", path)))
     if (saved := saved_file(path)) is not None:
         if sha256 is not None:
@@ -106,13 +110,13 @@ def open_file(path, sha256=None):
     file = open_checkpoint(path)
     if sha256 is not None:
         check_sha256(file.path, sha256)
-        # The SHA-256 of an index file does not cover the files that the index names.
+        # The SHA-256 of an index file does not cover the files that the index names, so they are not verified yet.
         file.verified |= not isinstance(file, ShardedFile)
     return file
 
 
 def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=None, whole=False):
-    """Loads a `CanonicalFile`, whose config fields are `found`; `whole` is as in `Plan.load`."""
+    """Loads a `CanonicalFile` into a model. `found` are the file's config fields; `whole` is as in `Plan.load`."""
     if any(getattr(layer, "folded", False) for layer in model.layers):
         raise ValueError(
             f"Expected a model whose preprocessing is not folded into its weights. Received: model {model.name!r}. "
@@ -134,7 +138,7 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     plan = Plan(model, file, there, layout, skip, position_interpolation)
     exempt = set(allowed_settings(allow))
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
-        # If the model has a new head or no class token, these settings may differ.
+        # If the file's head or class token is not loaded, these settings may differ.
         exempt |= {"pooling", "classifier_activation"}
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
@@ -177,7 +181,7 @@ def _differing_parts(there, own, found, here):
     def differs(name):
         a, b = there[name], own[name]
         if name in ("mean", "std"):
-            # A single value stands for all channels.
+            # A single value stands for all channels, so repeat it before the comparison.
             a, b = (x * len(y) if len(x) == 1 else x for x, y in ((a, b), (b, a)))
         return a != b and (sized or name not in _CROP)
 
@@ -193,13 +197,13 @@ def _layout(config, fields, grid, num_prefix_positions, position_interpolation, 
 
 
 def head_sizes(fields):
-    """Returns (num_heads, head_dim) from a dict of config fields; both are None if there are no heads."""
+    """Returns (num_heads, head_dim) from a dict of config fields; both are None if the fields have no num_heads."""
     heads, width = fields.get("num_heads"), fields.get("hidden_dim")
     return heads, heads and width and width // heads
 
 
 def refuse_own_family(model):
-    """Raises ValueError if no code base except this package has models of a model's family."""
+    """Raises ValueError if only this package, and no other code base, has models of this model's family."""
     if not FAMILIES[config_of(model).family].sources:
         raise ValueError(
             "Expected a model of a family that other code bases have too. Received: model "

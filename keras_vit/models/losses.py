@@ -35,9 +35,9 @@ def names_of_loss(loss):
 
 
 def recognised_loss(loss):
-    """Returns a `Loss` that describes the loss of `compile`; None if it is not a classification loss of Keras."""
+    """Returns a `Loss` for the argument `loss` of `compile`; None if it is not a classification loss of Keras."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    # A user's function may have the same name as a loss of Keras, but other arguments.
+    # A user's function may have the same name as a loss of Keras but expect other arguments, so nothing is known of it.
     if hasattr(loss, "__name__") and not loss.__module__.startswith("keras."):
         return None
     # Subclasses of Keras' losses expect the same labels.
@@ -50,7 +50,10 @@ def recognised_loss(loss):
 
 
 def loss_mismatch(loss, probable):
-    """Returns an error message for a `Loss` of logits and a model of probabilities (`probable`), or for the reverse."""
+    """Returns the error for a `Loss` that expects logits and a model that outputs probabilities, or for the reverse.
+
+    `probable` is True if the model outputs probabilities.
+    """
     line = f"loss=keras.losses.{loss.keras_class}({'' if probable else 'from_logits=True'})"
     remedy = f"{line}, or build the model with classifier_activation=None" if probable else line
     return (

@@ -12,7 +12,10 @@ _LOADING = {
 
 
 def model_card(model, name, repo, folder, format):
-    """Returns the README.md of a model that is uploaded from `folder` to the repository `repo` and loaded by `name`."""
+    """Returns the README.md of a model that is uploaded from `folder` to the hub repository `repo`.
+
+    The README.md contains the code `from_pretrained(name)`, which loads the model.
+    """
     fields, config, preprocessing = current_fields(model), config_of(model), find_normalization(model).preprocessing
     size, class_names = model.input_shape[1:3], config.class_names or ()
     scale, mean, std = (

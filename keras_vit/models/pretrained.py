@@ -37,13 +37,14 @@ def from_pretrained(
     """Builds a model from a file of this package, Keras, timm, transformers or a paper's own code.
 
     The sizes follow from the shapes of the weights, and the settings and preprocessing from the file. If the path is a
-    .keras file or the folder of a training run, the saved model is returned. If you pass arguments, such as another
-    `image_size`, the new model has the `dtype` and dropout rates that you pass, not the saved ones, and all its weights
-    are trainable.
+    .keras file or the folder of a training run, the saved model is returned. If you also pass arguments, such as
+    another `image_size`, a new model is built from the saved one. All its weights are trainable, and it has the `dtype`
+    and dropout rates that you pass, not the saved ones.
 
     Settings that change the outputs are never guessed. Pass the settings that the file and its source do not determine.
-    The settings of a timm folder follow from its architecture and `model_args`; unsupported settings are refused. The
-    logger "keras_vit" reports what was loaded, as a warning if the model differs from the file.
+    The settings of a timm folder follow from the architecture and `model_args` in its config.json; unsupported settings
+    are refused. The logger "keras_vit" reports what was loaded. The report is a warning if the model differs from the
+    file.
 
     A model without a head outputs the pooled features of the original code: `pooler_output` of transformers,
     `image_embeds` of CLIP with a projection, the normalized class token if there is no pooler (MAE, DeiT), or the mean
@@ -52,13 +53,13 @@ def from_pretrained(
     Args:
         path: Path, or model name on a hub, as in `load_weights`; or the name of a published checkpoint, such as
             "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file, or
-            else 224.
+        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file. If
+            the file does not contain the size, it is 224, or the usual size of the variant of an EfficientNet.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
         architecture: Name of timm's architecture, such as "vit_small_patch16_224", for a timm state dict without its
-            config.json. The settings are timm's. The preprocessing follows timm's default weights, if most of timm's
-            weights for the architecture have the same one.
+            config.json. The settings are those of this architecture in timm. If most of timm's weights for the
+            architecture share a preprocessing, the model has it. For other architectures, pass `preprocessing`.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config stores
             `position_interpolation`, which also applies when the model's image size is changed later.
         **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
@@ -66,7 +67,8 @@ def from_pretrained(
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If the file is damaged, its source is unknown, or a setting is missing. The error names it.
+        ValueError: If the file is damaged, its source is unknown, or a setting is missing. The error names the missing
+            settings.
         ImportError: If PyTorch, or the client of a hub, is needed but not installed.
         OSError: If a download fails: PermissionError without access, else ConnectionError.
 
@@ -116,7 +118,8 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     found.forget("variant")
     settings = {} if "image_size" in found.unknown else {"image_size": usual.image_size}
     if file.source.name == "keras":
-        # Keras' own files contain no settings, and only a model of this variant can have written this one.
+        # Keras' own files contain no settings. A file fits only if a model of this variant wrote it, so use the
+        # variant's settings.
         settings = vars(usual)
     sizes = {name: getattr(usual, name) for name in family.config.variant_sizes(variant)}
     config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
@@ -177,7 +180,7 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
 
 
 def _tables(family, found, fields, given):
-    """Returns the fields with which a model of any image size stores the file's positions before resizing them."""
+    """Returns the fields of the position table. A model of any image size has a table of the file's size."""
     any_size, table = (None, None), family.config.table_field
     if table is None or table in given:
         return {}

@@ -37,7 +37,7 @@ class LayerCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The costs of a model for one image, with a `LayerCosts` per layer call; prints as a table."""
+    """The costs of a model for one image. `rows` contains a `LayerCosts` per layer call. `print` shows a table."""
 
     name: str
     input_shapes: tuple
@@ -94,8 +94,8 @@ def profile(model, image_size=None):
 
     Args:
         model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
-        image_size: Int or (height, width), in pixels, of the inputs of rank 4; may differ from the model's own size.
-            None: the model's size; required if the model takes any size.
+        image_size: Int or (height, width), in pixels, the size of all inputs of rank 4. It may differ from the model's
+            own size. None: the model's own size. A model of any size needs this argument.
 
     Returns:
         A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and
@@ -138,8 +138,8 @@ def profile(model, image_size=None):
 def paper_table(image_size=224):
     """Returns a table of the costs of the papers' models next to the published parameter counts.
 
-    The models have 1,000 classes. The paper gives one count for all patch sizes: 86 million is the count of B/16, 307
-    million the count of L/32.
+    The models have 1,000 classes. The ViT paper gives one count per size, which holds for one of the patch sizes: 86
+    million is the count of B/16, and 307 million is the count of L/32.
 
     Args:
         image_size: Int or (height, width), in pixels.
@@ -186,7 +186,8 @@ class _Counter:
         if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
         if isinstance(operation, keras.layers.Dense):
-            # Keras does not check this in shape inference. A quantized kernel may be packed, so its shape may differ.
+            # Keras does not check the width of the input in shape inference. Compare it with the input spec, because a
+            # quantized kernel may be packed and then has another shape.
             wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
             width = keras.tree.flatten((args, kwargs))[0].shape[-1]
             if wants not in (None, width):

@@ -10,7 +10,7 @@ class CheckedRuns:
 
     # Keras saves attributes and properties that are models, so this is a method.
     def checked_model(self):
-        """Returns the model whose input shape the images must have."""
+        """Returns the model that receives the images. The images must have its input shape."""
         return self
 
     def fit(self, x=None, *args, **kwargs):
@@ -31,7 +31,7 @@ class CheckedRuns:
             images = getattr(images, "element_spec", images)
             images = images[0] if isinstance(images, tuple) else images
             shape = getattr(images, "shape", None)
-            # The shape of a dataset's batches may be unknown. Then its rank is None.
+            # If the shape of a dataset's batches is unknown, its rank is None, and the size is not checked.
             if shape is not None and getattr(shape, "rank", 0) is not None:
                 check_size(self.checked_model(), images, "images")
         if keras.backend.backend() != "jax":

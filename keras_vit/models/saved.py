@@ -25,7 +25,7 @@ _DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, Rec
 
 
 def saved_file(path):
-    """Returns the .keras file of a path, which may be the folder of a training run; None for another path."""
+    """Returns the path of a .keras file, given this path or the folder of a training run; None for any other path."""
     if os.path.isfile(os.path.join(path, MODEL)):
         return os.path.join(path, MODEL)
     if os.path.isfile(os.path.join(path, STARTED)):
@@ -96,8 +96,8 @@ class SavedModel(WeightsFile):
         model, expected = self.model, f"Expected {self.path!r} to contain a whole model of a builder of this package."
         if not isinstance(model, FamilyModel):
             raise ValueError(
-                f"{expected} Received: a {type(model).__name__}. Load it by from_pretrained without other arguments, "
-                "save the inner model, get_layer(...), and load this new file with the arguments."
+                f"{expected} Received: a {type(model).__name__}. Load the file by from_pretrained(path), without other "
+                "arguments. Save the inner model, model.get_layer(...), to a new file, and load that file instead."
             )
         if find_normalization(model).folded:
             raise ValueError(f"{expected} Received: a model folded by fold_preprocessing. Use the original model.")

@@ -34,20 +34,21 @@ def save_weights(
 
     Args:
         model: A model of any family except VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
-        path: Path of the file, or of the folder for "huggingface" and "timm"; existing files are replaced. A path
-            `hf://owner/name[@branch][/file or folder]` uploads them, with a model card if there is no README.md; a
-            missing repository is created as a public one.
-        format: "npz" for the official Flax code (TensorFlow for BiT). "big_vision" for an .npz that big_vision's `load`
-            reads. "timm" for a .safetensors state dict or, without this suffix, a folder that
-            `timm.create_model("local-dir:...")` loads, if timm has an architecture with the settings of the model.
-            "huggingface" for a folder of the transformers class with the same outputs: ViT, DeiT, I-JEPA, DINOv2,
-            DINOv3, SigLIP, CLIP or BiT.
-        allow: Settings that may differ from the code that reads the format: "activation", "layer_norm_epsilon",
-            "resnet_epsilons", "pool_padding". To load such a state dict in timm, pass the setting, for example
-            `act_layer="gelu_tanh"`; a timm folder contains it.
+        path: Path of the file, or of the folder for "huggingface" and "timm". Existing files are replaced. For a path
+            `hf://owner/name[@branch][/file or folder]`, the files are uploaded. If the repository has no README.md, a
+            model card is added. A missing repository is created as a public one.
+        format: "npz" for the official code, which is in Flax for ViT and in TensorFlow for BiT. "big_vision" for an
+            .npz that big_vision's `load` reads. "timm" for a state dict if the path ends in .safetensors, and for a
+            folder that `timm.create_model("local-dir:...")` loads if not. A folder needs an architecture of timm that
+            has the model's settings. "huggingface" for a folder of the transformers class with the same outputs: ViT,
+            DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
+        allow: Names of settings in which the model may differ from the code that reads the format: "activation",
+            "layer_norm_epsilon", "resnet_epsilons", "pool_padding". If you load such a state dict in timm, pass the
+            setting to timm, for example `act_layer="gelu_tanh"`. A timm folder determines the activation and epsilon.
 
     Raises:
-        ValueError: If the format is unknown, cannot hold the model's weights, or its code would compute something else.
+        ValueError: If the format is unknown or cannot hold the model's weights, or if the code that reads the format
+            would compute other outputs.
         OSError: If an upload fails: PermissionError without access, else ConnectionError.
 
     Example:
@@ -150,7 +151,7 @@ def _refusal(format, model, what, hint=""):
 
 def _check(model, format, source, fields, variables, allow, settings_are_stored):
     """Raises ValueError if the code that reads the format would compute other outputs than the model."""
-    # Only older versions of timm have pre_logits.
+    # Only older versions of timm have pre_logits, so the format cannot store these weights.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
     if nameless:

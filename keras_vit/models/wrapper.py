@@ -5,7 +5,10 @@ from keras_vit.models.running import CheckedRuns
 
 
 class TrainingWrapper(CheckedRuns, keras.Model):
-    """Base of models that train a `plain_model`, which `save` and `export` write; `save_weights` writes all weights."""
+    """Base of models that train another model, `plain_model`.
+
+    `save` and `export` write only the `plain_model`. `save_weights` writes all weights of the wrapper.
+    """
 
     # Subclasses that compute another loss than the compiled one set this to True.
     has_own_loss = False

@@ -69,7 +69,7 @@ def find(name):
 
 
 def resolve(architecture, tag):
-    """Returns the PublishedCheckpoint with this tag for a builder's name; raises ValueError for an unknown tag."""
+    """Returns the PublishedCheckpoint with this builder name and tag; raises ValueError for an unknown tag."""
     row = find(f"{architecture}.{tag}")
     if row is not None:
         return row
@@ -170,7 +170,7 @@ def _provided(row):
             f"Expected the environment variable {FOLDER_VARIABLE} to name a folder. Received: {named!r}"
         )
     yield folder / row.filename
-    # The folder may have the subfolders of the published files: imagenet21k/ViT-B_16.npz.
+    # The folder may have the same subfolders as the address of a file, such as imagenet21k/ViT-B_16.npz.
     yield folder.joinpath(*folder_and_file(row.url))
     # Kaggle mounts each input as a subfolder.
     yield from (inner / row.filename for inner in sorted(folder.iterdir()) if inner.is_dir())

@@ -27,14 +27,15 @@ def norm_options(pre_activation, epsilons):
 class Bottleneck(Layer):
     """A ResNet bottleneck unit with group normalization (32 groups) and standardized convolutions.
 
-    The branch is 1 x 1, 3 x 3 (strided), 1 x 1; if the shape changes, a 1 x 1 convolution projects the shortcut.
+    The residual branch has three convolutions: 1 x 1, 3 x 3 with the stride, and 1 x 1. If the unit changes the shape
+    of the images, a 1 x 1 convolution projects the shortcut.
 
     Args:
         width: Int, a multiple of 32, the number of channels inside the unit.
         strides: Int, the reduction of height and width.
         pre_activation: Bool. False, as in hybrids: a norm after each convolution, also after the projection, and a ReLU
-            after the sum. True, as in BiT: a norm and a ReLU before each convolution; the projection shares the first
-            norm. The padding and epsilon of the convolutions differ too.
+            after the sum. True, as in BiT: a norm and a ReLU before each convolution. The projection then reads the
+            output of the first norm and ReLU. The two kinds also differ in the padding and epsilon of the convolutions.
         epsilons: "official", or "timm" for the epsilons of timm and transformers.
 
     Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
@@ -48,7 +49,7 @@ class Bottleneck(Layer):
     >>> Bottleneck(64, strides=2)(np.zeros((1, 56, 56, 64))).shape
     (1, 28, 28, 256)
 
-    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), but the second convolution has the stride.
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), but the stride is in the second convolution.
     Pre-activation: [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and [arXiv
     1912.11370](https://arxiv.org/abs/1912.11370). Initialized as in the official Flax code: LeCun normal kernels; the
     last norm's scale is zero in hybrids.

@@ -58,7 +58,7 @@ def timm_architecture(config):
 
 def transformers_folder(config, facts):
     """Returns (`Source`, prefix of the weight names, contents of config.json), as `Family.transformers` describes."""
-    # transformers does not apply `width_factor` to the first convolution.
+    # transformers does not apply its `width_factor` to the first convolution. Write the final widths and a factor of 1.
     width = int(ROOT_WIDTH * config.width_factor)
     content = {
         "architectures": ["BitForImageClassification" if config.num_classes else "BitModel"],

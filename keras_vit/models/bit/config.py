@@ -20,7 +20,7 @@ RESNETS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24
 
 
 def half_multiple(name, value):
-    """Returns `value` as a float; raises if it is not a positive multiple of 0.5."""
+    """Returns `value` as a float; raises if it is not a positive multiple of 0.5, or is above `MAX_WIDTH_FACTOR`."""
     if arguments.positive_number(name, value) * 2 % 1 or value > MAX_WIDTH_FACTOR:
         raise arguments.invalid(
             name, f"a multiple of 0.5, at most {MAX_WIDTH_FACTOR}, since the norms have 32 groups", value
@@ -40,11 +40,11 @@ def parts_of_resnet(fields):
 
 
 def decode_resnet(variant):
-    """Parses "R50x1" into (units per stage, width factor); raises if it is unknown."""
+    """Parses a variant such as "R50x1" into (units per stage, width factor); raises if the variant is unknown."""
     match = re.fullmatch(r"R([1-9]\d*)x([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is None or int(match[1]) not in RESNETS:
         depths = ", ".join(map(str, RESNETS))
-        raise arguments.invalid("variant", f'R, a depth of {depths}, x and a width factor, as in "R50x1"', variant)
+        raise arguments.invalid("variant", f'"R", a depth ({depths}), "x" and a width factor, as in "R50x1"', variant)
     return RESNETS[int(match[1])], int(match[2])
 
 

@@ -43,7 +43,7 @@ class GroupNormalization(Layer):
         channels = images_shape[-1]
         if channels is None or channels % self.groups:
             raise ValueError(
-                f"Expected a multiple of {self.groups} channels, the number of groups. "
+                f"Expected a number of channels that is a multiple of {self.groups}, the number of groups. "
                 f"Received: shape {tuple(images_shape)}"
             )
         # No autocast, because `call` uses these weights in float32.

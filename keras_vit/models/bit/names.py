@@ -1,4 +1,4 @@
-"""The names of weights of BiT in Google's .npz files, timm and transformers."""
+"""The names of BiT's weights in Google's .npz files, in timm and in transformers."""
 
 from keras_vit.images.constants import OFFICIAL_PREPROCESSING
 from keras_vit.weights import codecs
@@ -83,5 +83,5 @@ BIT = Source(
 
 
 def recognise(keys, container, facts):
-    """Returns the `Source` of timm's state dicts of ResNets like BiT, with any stem, or None."""
+    """Returns `TIMM_BIT` for keys of a timm ResNet with blocks like BiT's, or None. The stem may be unlike BiT's."""
     return TIMM_BIT if "stages.0.blocks.0.conv1.weight" in keys else None

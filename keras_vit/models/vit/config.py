@@ -34,10 +34,11 @@ class ViTConfig(ModelConfig):
         in_channels: Int, the number of image channels.
         num_classes: Int, the number of classes; 0 for features without a head.
         task: "single_label" (one class per image), "multi_label" (any number of classes) or "regression" (the outputs
-            are numbers). Predictions and exports apply a softmax, a sigmoid, or nothing.
+            are numbers). Predictions and exports apply a softmax, a sigmoid or nothing, respectively.
         class_names: Strings, the names of the classes for predictions and exports, or None.
         preprocessing: A `keras_vit.Preprocessing`. Builders also take a dict of the fields to change.
-        include_preprocessing: Bool. True for a model of raw images in 0..255; False for images from `preprocess_input`.
+        include_preprocessing: Bool. True if the model takes raw images in 0..255; False if it takes images from
+            `preprocess_input`.
         classifier_activation: Activation of the head; None or "linear" for logits.
         patch_size: Int or (height, width), in pixels; for hybrids, in pixels of the feature map.
         hidden_dim: Int, the width of a token.
@@ -80,9 +81,9 @@ class ViTConfig(ModelConfig):
         mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
         activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation.
         layer_norm_epsilon: Float, the epsilon of all norms.
-        token_merging: Int, or one int per block, the number of patches that a block merges into similar patches, at
-            most half of them. Usual values are 8 or 16 of 196 patches. A block that merges patches outputs the tokens
-            and their sizes.
+        token_merging: Int, or one int per block, the number of patches that a block merges into similar patches. It
+            merges at most half of its patches. Usual values are 8 or 16 of 196 patches. A block that merges patches
+            outputs the tokens and their sizes, which are the numbers of patches merged into each token.
 
     Raises:
         ValueError: If a value is out of range or conflicts with another.
@@ -170,7 +171,7 @@ class ViTConfig(ModelConfig):
                 received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
                 raise ValueError(f"Expected {expected}. Received: {received}")
         width, remainder = divmod(self.hidden_dim, self.num_heads)
-        # A width that the sizes imply is stored as None, so that copies with other sizes derive it again.
+        # If the other sizes imply `head_dim`, store None, so that a copy with other sizes computes `head_dim` again.
         self._set("head_dim", width if remainder else None)
         # `grid` raises if the images are smaller than a patch.
         _ = self.grid

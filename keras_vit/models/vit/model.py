@@ -57,8 +57,8 @@ def ViT(
 
     The model maps images, (batch, height, width, in_channels), always channels last, to float32 logits, (batch,
     num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
-    `block_01`, ..., `norm`, `pre_logits` and `head`. An argument that is None comes from the weights, or else from the
-    variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
+    `block_01`, ..., `norm`, `pre_logits` and `head`. If an argument is None, its value comes from the weights. Without
+    weights, its value is that of the variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
 
     Args:
         variant: A size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), a
@@ -67,13 +67,14 @@ def ViT(
             download, such as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit"
             reports what was loaded.
         num_classes, image_size, in_channels, pooling, task: As in `keras_vit.ViTConfig`.
-        class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Likewise.
+        class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Also as in `ViTConfig`.
         dropout_rate: Float in [0, 1), the dropout after the position embeddings, the attention and each MLP layer.
         attention_dropout_rate: Float in [0, 1), the dropout of the attention weights.
         drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in
             the first block.
         patch_dropout_rate: Float in [0, 1), the share of patches that each training step drops.
-        remat: Bool; True recomputes each block's activations for the gradient, with less memory and a third more time.
+        remat: Bool; True recomputes each block's activations for the gradient. Training then needs less memory, but
+            takes a third more time.
         head_init: Initializer of the head's kernel. The default is zeros, as in the official Flax code.
         dtype: The dtype policy of all layers but the heads, such as "mixed_bfloat16"; None for Keras' global policy.
         name: String, the model's name.

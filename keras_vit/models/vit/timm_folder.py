@@ -89,9 +89,9 @@ def unwritten(config):
     if config.patch_bias == config.norm_before_blocks:
         yield f"patch_bias={config.patch_bias} with norm_before_blocks={config.norm_before_blocks}"
     if computed_by_eva(config) and config.distillation_token:
-        yield "rotary positions, or keys without bias, and a distillation token"
+        yield "a distillation token together with rotary positions or keys without bias"
     if computed_by_eva(config) and config.pooling == "map":
-        yield 'rotary positions, or keys without bias, and pooling="map"'
+        yield 'pooling="map" together with rotary positions or keys without bias'
 
 
 def settings_of_name(name):

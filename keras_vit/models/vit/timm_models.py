@@ -1,4 +1,4 @@
-"""Settings of timm's ViTs that their weights do not show, by model name."""
+"""The settings of timm's ViTs, by model name. The weights of these models do not show the settings."""
 
 import itertools
 import re
@@ -72,7 +72,7 @@ _MISSING = (
     ("blocks of parallel branches", r"vit_.*_(18x2|xp)_\d+|vit_d?pwee_.*"),
     ("differential attention", r"vit_d(wee|little)_.*"),
     ("learned frequencies of rotary positions", r"vit_.*_rope_mixed_.*"),
-    ("an offset of the rotary positions and an attention pooling of its own", r"vit_pe_.*"),
+    ("an offset of the rotary positions and another attention pooling", r"vit_pe_.*"),
     ("RMS norms and attention with fewer heads for keys and values", r"vit_.*_sapiens2"),
     ("no norm after the blocks", r"vit_.*_radio_v\d+|vit_intern.*"),
     ("another network below the patches", r"vit_.*_(resnet\d+d(_s16)?|mci)_224"),
@@ -169,7 +169,8 @@ def unknown_of_arrays(weights, spelled_as_eva, gated):
 
     Args:
         weights: Dict of {weight: shape}.
-        spelled_as_eva: Bool, whether the keys occur in timm's `Eva`, which may have rotary positions.
+        spelled_as_eva: Bool, whether some keys occur only in timm's `Eva`. Models of this class may have rotary
+            positions.
         gated: Bool, whether the MLPs are gated.
     """
     token, pool = "class_token/tokens" in weights, "pooling/probe" in weights

@@ -17,6 +17,7 @@ _USUAL = {
     **{"head": False, "pooling": "token", "distillation_head": True, "return_both_heads": False},
     "rotary_embedding": None,
 }
+# The value of a field for which a model class accepts any value.
 _ANY = object()
 
 
@@ -71,7 +72,7 @@ KINDS = (
     Kind("DeiTForImageClassificationWithTeacher", "deit", _TEACHER, _HEAD | _DISTILLED | _BIAS | _BOTH, "deit."),
     Kind("DeiTForImageClassification", "deit", HUGGINGFACE, _HEAD | _ONE_OUTPUT | _BIAS, "deit."),
     Kind("DeiTModel", "deit", HUGGINGFACE, _ONE_OUTPUT | _REPRESENTATION),
-    # IJepaForImageClassification computes the same as SiglipForImageClassification.
+    # SiglipForImageClassification has no row, because IJepaForImageClassification computes the same.
     Kind("IJepaForImageClassification", "ijepa", HUGGINGFACE, _HEAD | _NO_TOKEN | _BIAS, "ijepa."),
     Kind("IJepaModel", "ijepa", HUGGINGFACE, _NO_TOKEN | _BIAS),
     Kind("Dinov2ForImageClassification", "dinov2", DINOV2, _HEAD | _DINOV2 | _GAP, "dinov2.", True),
@@ -144,5 +145,5 @@ def _own(kind, record):
 
 
 def _ratio(record):
-    """Returns DINOv2's mlp_ratio, an integer. Gated MLPs have 2/3 of that width, rounded up to a multiple of 8."""
+    """Returns DINOv2's integer mlp_ratio. A gated MLP has 2/3 of the width mlp_ratio * hidden_dim, rounded up."""
     return round(record.mlp_dim * (3 / 2 if record.gated_mlp else 1) / record.hidden_dim)

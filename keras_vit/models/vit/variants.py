@@ -79,13 +79,13 @@ def decode_variant(variant):
             stem = STEMS[match[1], number]
             return Variant(size, stem.patch_size, stem.stages)
     hybrids = ", ".join(f"{name}+.../{number}" for name, number in STEMS)
-    expected = f'a size of {", ".join(SIZES)}, a slash and a patch size in pixels, as in "B/16", or a hybrid, as in '
-    error = arguments.invalid("variant", f'{expected}"R50+B/16", of {hybrids}', variant)
+    expected = f'a size of {", ".join(SIZES)}, followed by a slash and a patch size in pixels, as in "B/16". '
+    error = arguments.invalid("variant", f'{expected}Hybrids are {hybrids}, as in "R50+B/16"', variant)
     raise ValueError(f"{error}{_meant(variant)}")
 
 
 def _meant(variant):
-    """Returns the end of an error message, which suggests the variant that has this name in other packages, or ""."""
+    """Returns the end of an error message, or "". It suggests the variant with a name like this in other packages."""
     if not isinstance(variant, str):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
@@ -113,7 +113,7 @@ def name_from_fields(fields):
 
 
 def num_heads_from_sizes(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
-    """Returns the number of heads of the size with these dimensions; None if no size has them, or several differ."""
+    """Returns the number of heads of the size with these dimensions; None if no size fits or several differ."""
     rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
     numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
     return numbers.pop() if len(numbers) == 1 else None

@@ -19,7 +19,8 @@ from keras_vit.weights.found import KNOWN, STATED, Positions, put_settings
 from keras_vit.weights.record import begin, read_record
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS
 
-# {`Source`: function that adds the config fields that arrays do not show}. A file has the first source that fits.
+# {`Source`: function that adds the config fields that arrays do not show}. If several sources fit a file, the first
+# one is used.
 READERS = {
     **dict.fromkeys((OFFICIAL, BIG_VISION), lambda file, found: None),
     **dict.fromkeys((TIMM, DEIT, OPEN_CLIP_TIMM), timm.read_config),
@@ -35,7 +36,7 @@ def read_config(file, grid_size=None):
     entrance = "patch_embedding/kernel" if file.size("root_conv/kernel", 4, 3) is None else "root_conv/kernel"
     found = begin(file, entrance)
     if file.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in file.weights:
-        # DINOv2's code antialiases only if the model has registers.
+        # If the model has registers, DINOv2's code antialiases when it resizes the position table.
         found.position_interpolation = "bicubic_antialias"
     _read_arrays(file, found)
     states_image_size = "config" in file.own or file.container in ("huggingface", "timm")
@@ -152,7 +153,11 @@ def _stride(found):
 
 
 def _positions(file, found, grid_size):
-    """Returns the `Positions` of a file. The grid is `grid_size`, else stated in the file, else square, else None."""
+    """Returns the `Positions` of a file.
+
+    The grid is the first of these that exists: `grid_size`, the grid stated in the file, the grid of the file's image
+    size, a square grid, None.
+    """
     length = file.weights[_POSITIONS][1]
     tokens, registers = (
         sum(file.weights[name][1] for name in group if len(file.weights.get(name, ())) == 3)
@@ -187,7 +192,7 @@ def _positions(file, found, grid_size):
 def positions_for(file, positions, grid, num_prefix):
     """Returns a file's (number of prefix positions, grid of patches); `num_prefix` and `grid` are the model's."""
     # A table of 16 positions is read as 4 x 4, even if the model's grid is 2 x 8. Only Keras' own files are read with
-    # the model's grid, because they come from such models and do not contain the grid.
+    # the model's grid, because they do not contain the grid and were written by a model like this one.
     if _POSITIONS not in file.weights:
         return 0, None
     count = file.weights[_POSITIONS][1]
@@ -201,8 +206,8 @@ def positions_for(file, positions, grid, num_prefix):
 
 
 def fit(file, found, fields, given):
-    """Checks the number of positions; returns the field head_dim, rounded down, as `Family.fit` describes."""
-    # The model in a .keras file was built with its position table, so it fits.
+    """Checks that the file has enough positions, and returns the field `head_dim`, as `Family.fit` describes."""
+    # A .keras file needs no check, because the model in the file was built with this position table.
     if file.container != "keras" and not {"image_size", "grid_size", "patch_size", "position_embedding"} & set(given):
         check_positions(file, fields)
     return {"head_dim": fields["hidden_dim"] // arguments.positive_int("num_heads", fields["num_heads"])}

@@ -1,4 +1,4 @@
-"""Reads the fields that original files of DINOv3 and EVA-02, and Keras files, imply in addition to their arrays."""
+"""Reads config fields that arrays do not show, for original files of DINOv3 and EVA-02, and for Keras' own files."""
 
 import math
 
@@ -27,14 +27,14 @@ def read_config(file, found):
 
 
 def head_dim(file):
-    """Returns the head width that the tables of rotary positions are for; None without tables."""
+    """Returns the width of a head, which follows from a file's tables of rotary positions; None without tables."""
     periods, cosines = (_table(file, suffix) for suffix in ("rope_embed.periods", "rope.freqs_cos"))
     shape = file.file.entries[periods or cosines].shape if periods or cosines else ()
     return None if not shape else 4 * shape[0] if periods else shape[-1]
 
 
 def read_keras(file, found):
-    """Marks fields in `found` as unknown that a Keras .weights.h5 file does not contain."""
+    """Marks the fields that a Keras .weights.h5 file does not contain as unknown in `found`."""
     if "num_heads" not in found.values:
         found.leave("keras files do not contain it", "num_heads")
     if file.facts.get("rotary"):
@@ -52,7 +52,7 @@ def _read(file, key):
 
 
 def _check_periods(file):
-    """Raises ValueError if the file's rotary-embedding periods differ from base theta = 100, rounded to bfloat16."""
+    """Raises ValueError if the file's rotary periods, rounded to bfloat16, are not the periods of base theta = 100."""
     key = _table(file, "rope_embed.periods")
     if key is None:
         return
@@ -66,7 +66,7 @@ def _check_periods(file):
 
 
 def _grid_of_eva02(file):
-    """Returns the `rotary_grid` with which the rotary embedding has the cosines and sines in the file."""
+    """Returns the `rotary_grid` that reproduces the cosines and sines in the file."""
     tables = [_read(file, _table(file, f"rope.freqs_{name}")) for name in ("cos", "sin")]
     side, quarter = math.isqrt(len(tables[0])), tables[0].shape[-1] // 4
     for grid in (_EVA02_GRID, None):

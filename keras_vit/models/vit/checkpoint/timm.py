@@ -1,4 +1,4 @@
-"""Reads the fields that files of timm, DeiT and OpenCLIP's timm towers imply in addition to their arrays."""
+"""Reads config fields that arrays do not show, for files of timm, of DeiT and of OpenCLIP's timm towers."""
 
 from keras_vit.models.vit import timm_models
 from keras_vit.weights import timm_config
@@ -33,7 +33,7 @@ def _read_state_dict(file, found):
     source = file.source
     if source.name == "timm" and found.get("norm_before_blocks"):
         found.put(f"{DEFAULT} timm", layer_norm_epsilon=1e-5)
-    # DeiT III's own files name layer scales as timm's `Eva` does.
+    # DeiT III's own files name layer scales as timm's `Eva` does, so these keys do not show that the model is an `Eva`.
     marks = [key for key in file.shapes if timm_models.is_eva_key(key)]
     of_deit = source.name == "deit" and all("gamma" in key for key in marks)
     found.doubt(timm_models.unknown_of_arrays(file.weights, bool(marks) and not of_deit, found.get("gated_mlp")))

@@ -1,4 +1,4 @@
-"""Reads the fields that files of transformers imply in addition to their arrays."""
+"""Reads config fields that arrays do not show, for files of transformers."""
 
 from keras_vit import arguments
 from keras_vit.weights import timm_config, transformers_config

@@ -1,4 +1,4 @@
-"""Sets the config fields that the files of a source do not contain, to the values of all models of this source."""
+"""Sets config fields that a source's files do not contain. The values are the same for all models of the source."""
 
 from keras_vit.images.constants import IMAGENET_PREPROCESSING
 from keras_vit.weights.found import DEFAULT, put_preprocessing, put_settings
@@ -8,7 +8,7 @@ _FIXED_POSITIONS = {"big_vision": "sincos2d", **dict.fromkeys(("timm", "deit", "
 
 
 def put_usual(file, found):
-    """Adds the settings that all models of the source share; marks settings as unknown in which its models differ."""
+    """Adds the settings that all models of the source share. Marks settings in which the models differ as unknown."""
     source, origin = file.source, f"{DEFAULT} {file.source.name}"
     _put_preprocessing(file, found)
     _put_pooling(file, found)
@@ -32,7 +32,7 @@ def _put_preprocessing(file, found):
         constants = IMAGENET_PREPROCESSING
     larger = source == "mae" and grid and patch and max(n * side for n, side in zip(grid, patch, strict=True)) > 224
     if larger or (source == "deit" and scaled):
-        # DeiT III's images, and MAE's larger images, are evaluated without cropping the shorter side.
+        # DeiT III's images, and MAE's images above 224 pixels, are evaluated without cropping the shorter side.
         constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
     # At these widths, DINOv3 has models for photos and for satellite images, which differ in their preprocessing.
     two_kinds = source.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
@@ -50,8 +50,8 @@ def _put_pooling(file, found):
         pooling = of_head[source]
     elif "pooling/probe" in file.weights:
         pooling = "map"
-    # The arrays do not show the pooling of these models: EVA-02's pre-training has none, and OpenCLIP's models without
-    # a norm before the blocks average the patches.
+    # The arrays do not show the pooling of two kinds of models. EVA-02's models have no pooling in pre-training, and
+    # OpenCLIP's models without a norm before the blocks average the patches although they have a class token.
     hidden = {"eva02": not normed, "open_clip": not found.get("norm_before_blocks")}
     if pooling == "token" and hidden.get(source, source in ("keras", "open_clip_timm")):
         found.leave("with a class token the arrays do not show it", "pooling")

@@ -45,7 +45,7 @@ HUGGINGFACE = Source(
     layer_norm_epsilon=1e-12,
     position_interpolation="bicubic",
     aliases=[(r"^cls_classifier\.", "classifier.")],
-    # Only models for masked images have mask tokens and a decoder.
+    # Mask tokens and decoders are only needed for pre-training with masked images.
     ignored=r"(vit\.|deit\.|ijepa\.)?embeddings\.mask_token$|decoder\.",
     prefixes=("vit.", "deit.", "ijepa."),
 )
@@ -100,7 +100,7 @@ DINOV3 = Source(
 )
 
 _SIGLIP_BLOCK = "encoder.layers.{block}."
-# SigLIP's pooling uses PyTorch's MultiheadAttention, which keeps queries, keys and values in one array.
+# SigLIP's pooling uses PyTorch's MultiheadAttention, which stores the weights of queries, keys and values in one array.
 _POOLING_PARTS = [
     (name, "head.attention.in_proj_weight", "head.attention.in_proj_bias", i, 3)
     for i, name in enumerate(("query", "key", "value"))

@@ -16,7 +16,7 @@ def _norm(ours, theirs, codec=_SAME):
 
 
 def _encoder(block, attention, norm_2, mlp):
-    """Returns {our weight path: `Name`} of all parts, given the prefix of a block and the names of its modules."""
+    """Returns {our weight path: `Name`} for all but the positions. The arguments are names in the file."""
 
     def qkv(part):
         return tuple(f"{block}{attention}/{name}/{part}" for name in ("query", "key", "value"))
@@ -39,7 +39,7 @@ def _encoder(block, attention, norm_2, mlp):
 
 
 def _hybrid_stem():
-    # Published GroupNorm parameters are (1, 1, 1, channels).
+    # In the published files, GroupNorm parameters have the shape (1, 1, 1, channels).
     vector = codecs.Squeeze()
     rows = {"root_conv/kernel": Name(("conv_root/kernel",)), **_norm("root_norm", "gn_root", vector)}
     for ours, theirs in (("_1", "1"), ("_2", "2"), ("_3", "3"), ("_proj", "_proj")):
@@ -57,7 +57,8 @@ OFFICIAL = Source(
     },
     activation="gelu_tanh",
     preprocessing=OFFICIAL_PREPROCESSING,
-    # Newer versions of Flax number the submodules of each class, older versions number them by position in the block.
+    # Newer versions of Flax number the submodules of each class from 0. Older versions number all submodules of a block
+    # together.
     aliases=[
         (r"(?<=/)MultiHeadDotProductAttention_0(?=/)", "MultiHeadDotProductAttention_1"),
         (r"(?<=/)LayerNorm_1(?=/)", "LayerNorm_2"),

@@ -1,6 +1,6 @@
 """The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP.
 
-Some keys of these files also occur in files of timm or transformers. The rules of this module distinguish them.
+Some keys of these files also occur in files of timm or transformers. The rules of this module distinguish these files.
 """
 
 import dataclasses
@@ -108,10 +108,10 @@ OPENAI_CLIP = Source(
     ignored=_NOT_OF_THE_TOWER,
 )
 
-# OpenCLIP's files have the same keys as OpenAI's CLIP. Their activation is the exact or the quick GELU.
+# OpenCLIP's files have the same keys as OpenAI's CLIP. Some of their models use the exact GELU, others the quick GELU.
 OPEN_CLIP = dataclasses.replace(OPENAI_CLIP, name="open_clip", activation=None)
 
-# This OpenCLIP model has an image tower of timm.
+# These OpenCLIP models have an image tower from timm.
 OPEN_CLIP_TIMM = dataclasses.replace(
     TIMM,
     name="open_clip_timm",
@@ -124,10 +124,10 @@ OPEN_CLIP_TIMM = dataclasses.replace(
 
 ORIGINALS = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA, EVA02, OPENAI_CLIP, OPEN_CLIP)
 
-# {key pattern: source}. A file has the first source whose pattern occurs in the keys and which matches them.
+# {key pattern: source}. The first source is used whose pattern occurs in the keys and whose first layer is in the file.
 _BY_KEYS = {
     r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
-    # timm's files do not contain the mask token, because only pre-training uses it.
+    # DINOv2's own files contain the mask token of pre-training. timm's files of DINOv2 do not.
     r"(^|\.)(register_tokens$|mask_token$(?s:.*)\.ls1\.gamma$)": DINOV2_ORIGINAL,
     r"rope\.freqs_cos$|\.mlp\.(w1|w12|ffn_ln)\.": EVA02,
     r"^(module\.)?decoder_pred\.": MAE,
@@ -153,7 +153,7 @@ def recognise(keys, container, facts):
     wrapper = facts.get("wrapper")
     if wrapper in _BY_WRAPPERS and _BY_WRAPPERS[wrapper].matches(keys):
         return _BY_WRAPPERS[wrapper]
-    # Unlike MAE's files, DeiT's files have a head, and no norm after the mean.
+    # DeiT's files have a head and no `fc_norm`. MAE's files have no head or, after fine-tuning, also an `fc_norm`.
     of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
     if wrapper in ("model", "model_ema") and of_mae and MAE.matches(keys):
         return MAE

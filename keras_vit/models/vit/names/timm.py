@@ -18,13 +18,14 @@ _POOLING_PARTS = [
     ("value", "attn_pool.kv.weight", "attn_pool.kv.bias", 1, 2),
 ]
 
-# The names of layer scales in timm's `Eva` and in DeiT III's own files, and of the biases of a fused QKV layer in
-# `Eva`.
+# GAMMAS are the names of layer scales in timm's `Eva` and in DeiT III's own files. QUERY_VALUE_BIASES are the names of
+# the biases in `Eva` if one layer computes queries, keys and values.
 GAMMAS = {BLOCK + f"layer_scale_{i}/gamma": Name((f"{_BLOCK}gamma_{i}",)) for i in (1, 2)}
 QUERY_VALUE_BIASES = {
     BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue())
 }
-# The names in `Eva` if queries, keys and values have three layers, or if the gate of a gated MLP has its own layer.
+# `Eva` uses SPLIT_QKV and SPLIT_BIASES if queries, keys and values have three layers, and SPLIT_GATES if the gate of a
+# gated MLP has its own layer.
 SPLIT_QKV = {
     BLOCK + "attention/qkv/kernel": Name(
         tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(_TRANSPOSED)
@@ -61,7 +62,7 @@ TIMM = Source(
     },
     resnet_epsilons="timm",
     position_interpolation="bicubic_antialias",
-    # A ResNet without stages consists only of a stem.
+    # A ResNet without stages consists only of a stem, so its keys lack "stem.".
     aliases=[(r"^patch_embed\.backbone\.(?=(conv|norm)\.)", f"{_BACKBONE}stem.")],
     refused=[
         (
