@@ -14,12 +14,15 @@ HEADS = ("head", "head_dist")
 
 
 class BackboneParts(NamedTuple):
-    """The layers of a model by their place relative to the backbone: each layer is in one of the first four lists."""
+    """The layers of a model, grouped by their place in or around the backbone.
 
-    below: list  # before the first block: the embedding
+    Each layer is in exactly one of the first four lists.
+    """
+
+    below: list  # before the blocks: normalization, a hybrid's ResNet, embeddings
     blocks: list  # in order
     above: list  # between the last block and the head: norm, pooling, pre_logits
-    others: list  # the heads, and all layers around a nested backbone
+    others: list  # the heads, and the layers of outer models around a nested backbone
     models: list  # the model, and the nested models that contain the backbone
 
 

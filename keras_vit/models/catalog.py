@@ -18,7 +18,7 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 
 
 def sources():
-    """Returns {name: `Source`} for all families. Several families have a source "keras"; the last one is returned."""
+    """Returns {name: `Source`} for all families. If several sources are named "keras", the last one counts."""
     return {source.name: source for source in _all_sources()}
 
 

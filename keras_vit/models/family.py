@@ -38,7 +38,7 @@ class FamilyModel(CheckedRuns, keras.Model):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # Avoid plain assignment, because Keras would track the model.
+        # Avoid plain assignment, because Keras would track the assigned model as a layer.
         vars(self)["_short"] = graph.reading_leading_tokens(self)
         # `compile` uses this policy to enable loss scaling; Keras does not save it for functional models.
         if any(layer.dtype_policy.name == "mixed_float16" for layer in self.layers):
@@ -308,7 +308,7 @@ def build(family, variant, given, defaults=None, function=None):
 
 
 def completed(config, preprocessing, class_names):
-    """Returns a copy of the config with these class names and preprocessing; None keeps the config's preprocessing."""
+    """Returns a copy of the config with checked class names and preprocessing; preprocessing=None changes nothing."""
     changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
     if preprocessing is not None:
         changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
@@ -347,7 +347,7 @@ def dense_head(x, config, head_init, name="head"):
 
 
 def cut_from(model, inputs, outputs, **kwargs):
-    """Returns a new model from `inputs` to `outputs`, tensors of `model`. If `model` is a `FamilyModel`, so is it."""
+    """Returns a new model from `inputs` to `outputs`, tensors of `model`; a `FamilyModel` if `model` is one."""
     kind = FamilyModel if isinstance(model, FamilyModel) else keras.Model
     return kind(inputs, outputs, **kwargs)
 

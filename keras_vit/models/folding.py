@@ -7,7 +7,7 @@ from keras_vit.models.graph import nodes_before
 
 
 def fold_preprocessing(model: keras.Model) -> keras.Model:
-    """Returns a copy of a ViT for inference, whose patch embedding includes the scaling `(x / 255 - mean) / std`.
+    """Returns a copy of a ViT for inference that applies `(x / 255 - mean) / std` in its patch embedding.
 
     The copy takes the same raw images, has the same outputs within rounding, and is faster. Save the copy only as
     .keras; for other formats, save the original.

@@ -68,7 +68,8 @@ def reading_leading_tokens(model):
 def replay(model, inputs, call):
     """Runs a model's graph on `inputs`, calls `call(operation, *args, **kwargs)` per step, and returns the outputs."""
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
-    # `clone_model` needs symbolic outputs, but `call` may return other values. So end with an identity of `sources`.
+    # `clone_model` needs symbolic outputs, but `call` may return other values. So the last step, `end`, stores these
+    # values in `outputs` and returns a symbolic tensor for each.
     sources = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in inputs]
     given = {id(source): x for source, x in zip(sources, inputs, strict=True)}
 

@@ -54,7 +54,7 @@ def from_pretrained(
         path: Path, or model name on a hub, as in `load_weights`; or the name of a published checkpoint, such as
             "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file. If
-            the file does not contain the size, it is 224, or the usual size of the variant of an EfficientNet.
+            the file does not contain the size, it is 224 or, for an EfficientNet, the usual size of its variant.
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
         architecture: Name of timm's architecture, such as "vit_small_patch16_224", for a timm state dict without its
@@ -215,7 +215,7 @@ def _local_path(path, row):
             meant = f". On the Hugging Face hub it would be 'hf://{path}'"
         raise FileNotFoundError(
             "Invalid value received for argument `path`. Expected a file or folder of weights, hf://owner/name, or "
-            f'the name of a published checkpoint out of `list_weights`, as "ViTB16.imagenet21k". Received: '
+            f'the name of a published checkpoint in `list_weights`, such as "ViTB16.imagenet21k". Received: '
             f"{describe_path(path)}{meant}"
         )
     return path

@@ -5,7 +5,7 @@ import functools
 import math
 
 import keras
-import ml_dtypes  # noqa: F401, teaches NumPy bfloat16; Keras depends on it
+import ml_dtypes  # noqa: F401, registers bfloat16 in NumPy; Keras depends on ml_dtypes
 import numpy as np
 
 from keras_vit import arguments
@@ -15,8 +15,8 @@ from keras_vit.models.graph import is_graph, replay
 from keras_vit.models.vit.model import ViT
 from keras_vit.models.vit.variants import decode_variant
 
-# Millions of parameters for any patch size, from table 1 of the ViT paper (arXiv 2010.11929); Ti and S are from table 1
-# of DeiT (arXiv 2012.12877).
+# Millions of parameters, from table 1 of the ViT paper (arXiv 2010.11929) and, for Ti and S, from table 1 of DeiT
+# (arXiv 2012.12877). The papers give one number for all patch sizes.
 PAPER = {"Ti/16": 5, "S/16": 22, "S/32": 22, "B/16": 86, "B/32": 86, "L/16": 307, "L/32": 307, "H/14": 632}
 
 
@@ -27,7 +27,7 @@ class LayerCosts:
     name: str
     kind: str
     output_shape: tuple
-    # The number is 0 if an earlier row has the same weights.
+    # The number is 0 if an earlier row has the same weights, and None for a step inside a layer.
     parameters: int | None
     multiply_adds: int | None
     activation_bytes: int

@@ -121,7 +121,7 @@ def fetch(row):
 
 
 def _check(row, path):
-    """Raises ValueError if a file is incomplete, or its sizes differ from a `PublishedCheckpoint`, `row`."""
+    """Raises ValueError if a file is incomplete, or is not of the model that the `PublishedCheckpoint` `row` names."""
     family, file = identify(open_file(path), row.source)
     fields = fields_of_file(file, read_config(file))
     if (family.config.variant_from_fields(fields), fields["num_classes"]) != (

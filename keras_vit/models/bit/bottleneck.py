@@ -42,7 +42,7 @@ class Bottleneck(Layer):
     Output shape: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
 
     Raises:
-        ValueError: If `width` or the channels are not multiples of 32.
+        ValueError: If `width`, or with `pre_activation=True` the number of channels, is not a multiple of 32.
 
     Example:
 

@@ -18,9 +18,9 @@ class StandardizedConv2D(Layer):
         filters: Int, the number of output channels.
         kernel_size: Int, or (height, width), in pixels.
         strides: Int, or (vertical, horizontal), in pixels.
-        padding: "same", as in TensorFlow: if the padding of two sides is odd, the bottom or right side gets one pixel
-            more. Or "symmetric": `kernel_size // 2` pixels on each side, for odd kernel sizes only. The two differ only
-            if `strides` is above 1.
+        padding: "same" or "symmetric". "same" is as in TensorFlow: if the padding of an axis is odd, the bottom or
+            right side gets the extra pixel. "symmetric" adds `kernel_size // 2` pixels on each side, and needs odd
+            kernel sizes. The two differ only if `strides` is above 1.
         epsilon: Float, avoids division by zero.
         epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
         kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.

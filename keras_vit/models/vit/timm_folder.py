@@ -75,7 +75,7 @@ def timm_settings(config):
     if config.norm_before_blocks and not computed_by_eva(config):
         activations += ["quick_gelu"]
     if not (config.class_token or config.norm_after_pooling or config.gated_mlp or computed_by_eva(config)):
-        # timm's SigLIP models use this activation.
+        # Some of timm's SigLIP models use this activation.
         activations += ["gelu_tanh"]
     epsilon = 1e-5 if config.norm_before_blocks or config.rotary_embedding == "dinov3" else 1e-6
     chosen = config.activation if config.activation in activations else activations[0]

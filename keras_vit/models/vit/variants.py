@@ -55,8 +55,8 @@ SIZES = {
     "EVA02L": Size(1024, 24, 2730, 16, gated_mlp=True),
 }
 
-# {(name, number after the slash): ResNet of a hybrid}, from the ViT paper, section 4.1, and How to train your ViT?
-# (arXiv 2106.10270), table 2.
+# {(name, number after the slash): ResNet of a hybrid}, from the ViT paper, section 4.1, and from "How to train your
+# ViT?" (arXiv 2106.10270), table 2.
 STEMS = {
     ("R", 16): Stem((), 8),
     ("R26", 32): Stem((2, 2, 2, 2), 1),
@@ -69,7 +69,7 @@ WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "gi
 
 
 def decode_variant(variant):
-    """Parses "B/16", or the hybrid "R50+B/16", into a `Variant`; raises ValueError if it is unknown."""
+    """Parses a name such as "B/16" or, for a hybrid, "R50+B/16" into a `Variant`; raises ValueError if unknown."""
     match = re.fullmatch(r"(?:(\w+)\+)?([\w-]+\+?)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is not None and match[2] in SIZES:
         size, number = SIZES[match[2]], int(match[3])
