@@ -92,7 +92,7 @@ def gives_features(model):
     if last is None:
         return True
     parts = _parts_or_none(model)
-    # Without a backbone it is unknown whether the outputs are features, so the result is False.
+    # If there is no backbone, it is unknown whether the outputs are features, so the result is False.
     return parts is not None and last in (*parts.below, *parts.blocks, *parts.above)
 
 

@@ -16,9 +16,9 @@ def fold_preprocessing(model: keras.Model) -> keras.Model:
         model: A float32 ViT that a builder of this package built with `include_preprocessing=True`. It is not changed.
 
     Raises:
-        ValueError: If the model takes preprocessed images, is folded already or does not compute in float32. Also if
-            the model has weights that its config does not describe, or if a layer other than the patch embedding reads
-            the scaled images, as in hybrids.
+        ValueError: If the model takes preprocessed images, is folded already, does not compute in float32, or has
+            weights that its config does not describe. A model in which layers other than the patch embedding read the
+            scaled images, such as a hybrid, is refused too.
 
     Example:
 

@@ -59,7 +59,7 @@ def _why_not(device):
 def _compiled(function):
     import torch  # noqa: TID251
 
-    # Without `isolate_recompiles`, PyTorch compiles at most eight models of a class.
+    # PyTorch compiles at most eight models of a class if `isolate_recompiles` is not set.
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     # With symbolic shapes, PyTorch cannot compile the gradient of EfficientNet's padded convolutions.
     options = {"dynamic": False, **({"isolate_recompiles": True} if isolated else {})}

@@ -51,15 +51,15 @@ def load_weights(
         path: Path of a file or folder, or name of a model on a hub. The file is an .npz of the official code, of
             big_vision or of BiT; a .safetensors or .pth state dict; a .weights.h5 or .keras file of Keras; or the .h5
             of an EfficientNet from keras.applications. Code in a .pth file is not run. The folder is from timm, from
-            Hugging Face or from a training run. For a TensorFlow 1 checkpoint, which needs TensorFlow, pass its folder
-            or its .index file. The name is `hf://owner/name[@revision][/file or folder]` or
+            Hugging Face or from a training run. A TensorFlow 1 checkpoint, which needs TensorFlow, is given by its
+            folder or its .index file. The name is `hf://owner/name[@revision][/file or folder]` or
             `kaggle://owner/model/framework/variation[/version][/file]`. The revision is a branch, tag or commit. The
             files of a hub are downloaded once.
         source: The code base that wrote the file: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet",
             "timm_efficientnet", "deit", "dino", "dinov2_original", "dinov3_original", "mae", "ijepa", "eva02",
             "openai_clip", "open_clip", "open_clip_timm", "efficientnet" (the official checkpoints),
-            "keras_applications" or "keras". For transformers: "huggingface" (its ViT, DeiT and I-JEPA), "dinov2",
-            "dinov3", "siglip", "clip" or "huggingface_bit". None: recognised by the file's keys.
+            "keras_applications" or "keras". Files of transformers have the sources "huggingface" (ViT, DeiT and
+            I-JEPA), "dinov2", "dinov3", "siglip", "clip" or "huggingface_bit". None: recognised by the file's keys.
         skip: Names of layers to skip in the file and in the model, such as ("head",). A skipped head is set to zero.
             Other skipped layers keep the model's weights.
         allow: Names of settings in which the model may differ from the file, although they change the outputs:
@@ -69,8 +69,8 @@ def load_weights(
         grid_size: (rows, columns) of the file's position embeddings, if their grid is not square and the file does not
             contain it.
         position_interpolation: The resizing method for position embeddings: "linear" (official code, big_vision),
-            "bicubic" (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO). For the position
-            tables of CoAtNet: "bilinear" (its paper) or "geometric" (timm). None: as in the source's code.
+            "bicubic" (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO). The position tables
+            of CoAtNet need "bilinear" (its paper) or "geometric" (timm). None: as in the source's code.
         sha256: The expected SHA-256, in hexadecimal digits. None: the SHA-256 in the file `<path>.sha256` or in Hugging
             Face's cache. If no SHA-256 is found, and the file format has no checksums, a file with a weight above
             10,000 or below -10,000 is refused as damaged.

@@ -58,8 +58,8 @@ def from_pretrained(
         num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
             file's pre_logits.
         architecture: Name of timm's architecture, such as "vit_small_patch16_224", for a timm state dict without its
-            config.json. The settings are those of this architecture in timm. If most of timm's weights for the
-            architecture share a preprocessing, the model has it. For other architectures, pass `preprocessing`.
+            config.json. The settings are timm's for this architecture. If most of timm's weights for the architecture
+            share a preprocessing, the model has this preprocessing. If they do not, pass `preprocessing`.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config stores
             `position_interpolation`, which also applies when the model's image size is changed later.
         **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the

@@ -34,14 +34,14 @@ def save_weights(
 
     Args:
         model: A model of any family except VT-ResNet. CoAtNet and EfficientNet have only the format "timm".
-        path: Path of the file, or of the folder for "huggingface" and "timm". Existing files are replaced. For a path
-            `hf://owner/name[@branch][/file or folder]`, the files are uploaded. If the repository has no README.md, a
-            model card is added. A missing repository is created as a public one.
+        path: Path of the file, or of the folder for "huggingface" and "timm". Existing files are replaced. If the path
+            is `hf://owner/name[@branch][/file or folder]`, the files are uploaded. If the repository has no README.md,
+            a model card is added. A missing repository is created as a public one.
         format: "npz" for the official code, which is in Flax for ViT and in TensorFlow for BiT. "big_vision" for an
-            .npz that big_vision's `load` reads. "timm" for a state dict if the path ends in .safetensors. For any other
-            path, "timm" writes a folder for `timm.create_model("local-dir:...")`, if timm has an architecture with the
-            model's settings. "huggingface" for a folder of the transformers class with the same outputs: ViT, DeiT,
-            I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
+            .npz that big_vision's `load` reads. "timm" for a state dict if the path ends in .safetensors. If the path
+            ends differently, "timm" writes a folder for `timm.create_model("local-dir:...")`. This needs an
+            architecture of timm with the model's settings. "huggingface" for a folder of the transformers class with
+            the same outputs: ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
         allow: Names of settings in which the model may differ from the code that reads the format: "activation",
             "layer_norm_epsilon", "resnet_epsilons", "pool_padding". If you load such a state dict in timm, pass the
             setting to timm, for example `act_layer="gelu_tanh"`. A timm folder determines the activation and epsilon.

@@ -171,7 +171,7 @@ class ViTConfig(ModelConfig):
                 received = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
                 raise ValueError(f"Expected {expected}. Received: {received}")
         width, remainder = divmod(self.hidden_dim, self.num_heads)
-        # If the other sizes imply `head_dim`, store None, so that a copy with other sizes computes `head_dim` again.
+        # If the sizes imply `head_dim`, store None, so that a copy with different sizes computes `head_dim` again.
         self._set("head_dim", width if remainder else None)
         # `grid` raises if the images are smaller than a patch.
         _ = self.grid

@@ -57,8 +57,8 @@ def ViT(
 
     The model maps images, (batch, height, width, in_channels), always channels last, to float32 logits, (batch,
     num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
-    `block_01`, ..., `norm`, `pre_logits` and `head`. If an argument is None, its value comes from the weights. Without
-    weights, its value is that of the variant: 1000 classes, 224 pixels, 3 channels and pooling="token".
+    `block_01`, ..., `norm`, `pre_logits` and `head`. If an argument is None, its value comes from the weights or,
+    without weights, from the variant. Variants have 1000 classes, 224 pixels, 3 channels and pooling="token".
 
     Args:
         variant: A size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), a
@@ -67,7 +67,7 @@ def ViT(
             download, such as "imagenet21k" (see `list_weights`); None for random weights. The logger "keras_vit"
             reports what was loaded.
         num_classes, image_size, in_channels, pooling, task: As in `keras_vit.ViTConfig`.
-        class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: Also as in `ViTConfig`.
+        class_names, preprocessing, include_preprocessing, classifier_activation, token_merging: As in `ViTConfig`, too.
         dropout_rate: Float in [0, 1), the dropout after the position embeddings, the attention and each MLP layer.
         attention_dropout_rate: Float in [0, 1), the dropout of the attention weights.
         drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in

@@ -52,7 +52,7 @@ def _read(file, key):
 
 
 def _check_periods(file):
-    """Raises ValueError if the file's rotary periods are not those of base theta = 100, up to bfloat16 rounding."""
+    """Raises ValueError if the file's rotary periods do not follow from base theta = 100, up to bfloat16 rounding."""
     key = _table(file, "rope_embed.periods")
     if key is None:
         return
