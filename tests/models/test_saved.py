@@ -103,7 +103,7 @@ def test_model_around_a_builder_or_without_its_head_cannot_be_changed(tmp_path):
     model = build()
     around = keras.Model(model.input, keras.layers.Dense(2)(model.output))
     cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
-    for changed, units, name in ((around, 2, "a Functional. Load it"), (cut, 12, "a model cut before its head")):
+    for changed, units, name in ((around, 2, "a Functional. Load the file"), (cut, 12, "a model cut before its head")):
         path = saved(changed, tmp_path)
         assert keras_vit.from_pretrained(path).output_shape == (None, units)
         refuses(f"whole model .* Received: {name}", keras_vit.from_pretrained, path, image_size=24)
