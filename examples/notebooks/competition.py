@@ -3,8 +3,8 @@
 #
 # The files are those of an image classification competition: `train.csv` with a file and a label per row, `test.csv`
 # with files only, and a folder of images. This notebook cross-validates a Vision Transformer with mixed precision,
-# MixUp, a learning rate schedule, an average of the weights (EMA) and early stopping, predicts the test images with
-# test-time augmentation, averages the models of all folds, and writes `submission.csv`.
+# MixUp, a learning rate schedule, an average of the weights (EMA) and early stopping. Then it predicts the test images
+# with test-time augmentation, averages the predictions of all folds, and writes `submission.csv`.
 #
 # **Contents**: 1 The files · 2 Settings · 3 One model per fold · 4 Mistakes on held-out images · 5 Attention ·
 # 6 submission.csv · 7 Several labels, or a number
@@ -16,8 +16,9 @@
 #
 # `samples.py`, which lies beside this notebook in the repository, makes a competition of Oxford 17 Flowers, or of
 # handwritten digits: a quarter of the images are the test images, and `solution.csv` contains their labels. Many
-# competitions forbid a network connection. For one on Kaggle, collect the package and this module on a machine with a
-# network, in a clone of the repository, and attach the folder and a checkpoint as inputs:
+# competitions forbid a network connection. For such a competition on Kaggle, collect the package and this module on a
+# machine with a network, in a clone of the repository. Then attach the folder `inputs` and a checkpoint as inputs of
+# the notebook:
 #
 # ```
 # pip wheel --no-deps --wheel-dir inputs . && cp examples/notebooks/samples.py inputs
@@ -51,8 +52,8 @@ train.head(3)
 # %% [markdown]
 # ## 2 Settings
 #
-# These are for two CPU cores and a quarter of an hour. With a GPU, train all blocks at 224 or 384 pixels with five
-# folds and more epochs. `mixed_bfloat16` suits CPUs and newer GPUs; for Kaggle's GPUs, set `mixed_float16`.
+# These settings are for two CPU cores and a quarter of an hour. With a GPU, train all blocks at 224 or 384 pixels with
+# five folds and more epochs. `mixed_bfloat16` suits CPUs and newer GPUs; for Kaggle's GPUs, set `mixed_float16`.
 
 # %%
 keras.config.set_dtype_policy("mixed_bfloat16")
@@ -69,8 +70,9 @@ def build():
 # %% [markdown]
 # ## 3 One model per fold
 #
-# `folds` stratifies: each fold has its share of every class. MixUp makes one-hot labels, so the validation data has
-# them too. `SwapEMAWeights` comes before `EarlyStopping`, which then compares and keeps the averaged weights.
+# `folds` stratifies: each fold has its share of every class. MixUp makes one-hot labels, so the validation data also
+# has one-hot labels. `SwapEMAWeights` comes before `EarlyStopping`, so that `EarlyStopping` compares and keeps the
+# averaged weights.
 
 
 # %%
@@ -142,8 +144,9 @@ keras_vit.inspection.plot_predictions(images, truth[hardest], probabilities[hard
 # %% [markdown]
 # ## 5 Attention
 #
-# For each class, this is the held-out image of which the last model is most certain. The bright patches contributed to
-# this class: `gradient_rollout` weights the attention of all blocks by the gradient of the class.
+# For each class, the next cell shows the held-out image to which the last model gives this class with the highest
+# probability. The bright patches contributed to this class: `gradient_rollout` weights the attention of all blocks by
+# the gradient of the class.
 
 # %%
 rows, values = held_out[-1]
@@ -181,9 +184,10 @@ if (folder / "solution.csv").exists():
 # Not every competition has one class per image. The rest of the notebook stays as it is; the head, the labels and the
 # loss change:
 #
-# - Several classes per image, as "cat dog" in one cell: `label_separator=" "` (or a list of 0/1 columns as
-#   `label_column`), `task="multi_label"`, `BinaryCrossentropy`; predictions are a probability per class.
-# - A number, such as an age: `labels="float"`, `task="regression"`, `MeanSquaredError`; predictions are the numbers.
+# - For several classes per image, such as "cat dog" in one cell, use `label_separator=" "` (or a list of 0/1 columns as
+#   `label_column`), `task="multi_label"` and `BinaryCrossentropy`. The predictions are a probability per class.
+# - For a number, such as an age, use `labels="float"`, `task="regression"` and `MeanSquaredError`. The predictions are
+#   the numbers.
 
 # %%
 keras.config.set_dtype_policy("float32")

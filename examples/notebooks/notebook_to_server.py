@@ -2,15 +2,16 @@
 # # From the notebook to a server
 #
 # A model leaves the notebook in two ways: as a SavedModel behind a server, to which clients send the bytes of an image
-# file over HTTP, and as an ONNX file, which onnxruntime runs without Keras. At the end, all three answers are the same.
+# file over HTTP, and as an ONNX file, which onnxruntime runs without Keras. At the end, Keras, the server and
+# onnxruntime give the same answers.
 #
 # **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
 # three answers · 8 Stop the server
 #
 # This notebook needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder
 # `examples/serve`. The model may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses
-# one): TensorFlow writes the SavedModel and PyTorch the ONNX file, in a separate process if the model runs on another
-# backend.
+# one): TensorFlow writes the SavedModel, and PyTorch writes the ONNX file. If the model runs on another backend, they
+# do this in a separate process.
 #
 # `samples.py`, which lies beside this notebook in the repository, finds the pictures and Google's ViT-B/16, trained on
 # ImageNet (`ViT-B_16-224.npz`). Without them, a small ViT learns scikit-learn's handwritten digits first. In Kaggle and
@@ -50,8 +51,9 @@ model = keras_vit.from_pretrained(samples.weights())
 print(f"{model.count_params():,} parameters, images of {model.input_shape[1:]}, {model.config.num_classes} classes")
 
 # %% [markdown]
-# These are the model's answers in the notebook. `read_image` resizes and crops a file as the checkpoint was evaluated,
-# and `preprocess_input` scales it. Both use the model's preprocessing, which the exports contain too.
+# These are the model's answers in the notebook. `read_image` resizes and crops a file as in the evaluation of the
+# checkpoint, and `preprocess_input` scales the result. Both use the model's preprocessing, which the exports contain
+# too.
 
 # %%
 raw = np.stack([keras_vit.read_image(path, model) for path in paths])
@@ -207,7 +209,7 @@ for i, (top, bottom) in enumerate(panels.T):
 # %% [markdown]
 # ## 8 Stop the server
 #
-# `terminate` ends the process, and `wait` returns once it has ended. After that, the server refuses connections.
+# `terminate` ends the process, and `wait` returns once it has ended. After that, a connection to its address fails.
 
 # %%
 server.terminate()

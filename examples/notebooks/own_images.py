@@ -40,7 +40,7 @@ samples.show(paths, [path.parent.name for path in paths])
 # ## 1 Twenty lines
 #
 # `from_pretrained` builds the model that the file contains, with a new head for your classes. `preprocessing=model`
-# resizes and scales the images as that model expects them. A fifth of the images is held out.
+# resizes and scales the images as this model expects them. A fifth of the images is held out.
 #
 # Only the last two of the twelve blocks and the head are trained, and the images have 128 pixels instead of 224: both
 # save time on a CPU. `preflight` checks images, labels, loss and model before the training starts, and prints a
@@ -110,7 +110,8 @@ table = keras_vit.predict_images(saved, new, directory=folder, tta="flip", verbo
 table.agg(["idxmax", "max"], axis=1).rename(columns={"idxmax": "class", "max": "probability"})
 
 # %% [markdown]
-# These commands do the same in a terminal, for a folder `photos`. The second one does the whole training:
+# The first of these commands predicts the classes of a folder `photos` in a terminal. The second command does the whole
+# training:
 #
 # ```
 # keras-vit predict photos --weights my_images.keras --csv predictions.csv

@@ -79,9 +79,9 @@ for i, axes in enumerate(bottom.subplots(1, 16)):
 # E \in \mathbb{R}^{(P^2 C) \times D},\ E_\mathrm{pos} \in \mathbb{R}^{(N+1) \times D} \tag{1}$$
 #
 # - A matrix $E$ turns each patch into a token of $D$ numbers: `PatchEmbedding`. Its kernel has the shape of a
-#   convolution's, (P, P, C, D); reshaped, it is $E$.
-# - A learned vector, the class token, is put before the patches: `ClassToken`. It starts at zero, and its output will
-#   be the answer.
+#   convolution kernel, (P, P, C, D). Reshaped to $(P^2 C, D)$, it is $E$.
+# - A learned vector, the class token, is put before the patches: `ClassToken`. It starts at zero. The head will compute
+#   the scores from the output of this token.
 # - A learned vector for each of the $N + 1$ places is added: `PositionEmbedding`. Without it the model could not tell
 #   where a patch was.
 
@@ -141,8 +141,8 @@ print(scores.round(4))
 #
 # $$A_1 = \frac{(4.1133,\ 1,\ 4.1133)}{4.1133 + 1 + 4.1133} = (0.4458,\ 0.1084,\ 0.4458)$$
 #
-# The first token reads itself and the third token, whose scores are high, and little of the second token. The output of
-# the first token is the mean of the values with these weights:
+# The first token reads mostly itself and the third token, because their scores are high. It reads little of the second
+# token. The output of the first token is the mean of the values with these weights:
 # $0.4458 \cdot (0, 1) + 0.1084 \cdot (1, 0) + 0.4458 \cdot (1, 1) = (0.5542,\ 0.8916)$.
 
 # %%
@@ -218,8 +218,8 @@ print(f"largest difference of NumPy from the layers: {np.abs(by_hand - array(z1)
 #
 # $$z_\ell = \mathrm{MLP}(\mathrm{LN}(z'_\ell)) + z'_\ell, \qquad \ell = 1 \dots L \tag{3}$$
 #
-# The MLP applies two dense layers, with a GELU between them, to each token alone: attention moves information between
-# the tokens, and the MLP processes it. `TransformerBlock` computes equations 2 and 3 together.
+# The MLP applies two dense layers, with a GELU between them, to each token separately: attention moves information
+# between the tokens, and the MLP processes it. `TransformerBlock` computes equations 2 and 3 together.
 
 
 # %%

@@ -29,8 +29,8 @@ samples.show(paths[:8], labels)
 # %% [markdown]
 # ## 1 Model and pictures
 #
-# `from_pretrained` builds the model that a file contains. `read_image` resizes and crops a picture as the checkpoint
-# was evaluated, and `preprocess_input` scales it.
+# `from_pretrained` builds the model that a file contains. `read_image` resizes and crops a picture as in the evaluation
+# of the checkpoint, and `preprocess_input` scales the result.
 
 # %%
 model = keras_vit.from_pretrained(weights)
@@ -45,7 +45,7 @@ print(f"{len(images)} pictures of {raw.shape[1:]}, {config.grid} patches of {con
 #
 # Each title has the predicted class, its probability and the true class; a red frame marks a mistake. The paper's
 # ViT-B/16 is right on 84% of ImageNet's validation pictures after pre-training on ImageNet-21k (table 5, at 384
-# pixels); a probability near 1 is common and does not mean that the model knows about everything in the picture.
+# pixels); a probability near 1 is common, and does not mean that the model has recognised everything in the picture.
 
 # %%
 shown = slice(0, 5)
@@ -74,8 +74,9 @@ inspection.plot_embedding_filters(inspection.embedding_filters(model))
 # ## 4 Position embeddings (figure 7, centre)
 #
 # The tile in row i and column j compares the position embedding of this patch with the embeddings of all patches.
-# Yellow is the same direction, and dark is the opposite one. The model is not given the place of a patch. In the paper
-# and here, it has learned that near patches are alike, and that a patch shares something with its row and its column.
+# Yellow means the same direction, and dark means the opposite direction. The model is not given the place of a patch.
+# In the paper and here, it has learned that near patches are alike, and that a patch shares something with its row and
+# its column.
 
 # %%
 inspection.plot_position_similarity(inspection.position_similarity(model))
@@ -105,7 +106,7 @@ for block, heads in enumerate(distance):
 # %% [markdown]
 # ## 6 Attention maps
 #
-# Each tile is a head. The class token takes its information in this block from the bright patches. Figure 6 of the
+# Each tile is a head. In this block, the class token takes its information from the bright patches. Figure 6 of the
 # paper combines the attention of all blocks. The paper says that the model "attends to image regions that are
 # semantically relevant for classification". This is the first block, in which heads attend by place, brightness and
 # texture:
@@ -115,16 +116,16 @@ first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, co
 inspection.plot_attention_maps(raw[0], first[0], grid_size=config.grid)
 
 # %% [markdown]
-# In the last block, several heads mark the animals. Others read a few patches of the blanket: patches without content
-# that large ViTs use as scratch space for the whole image ([arXiv 2309.16588](https://arxiv.org/abs/2309.16588) calls
-# them artifacts, and adds register tokens to avoid them).
+# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. These patches have
+# no content, and large ViTs use such patches as scratch space for the whole image ([arXiv
+# 2309.16588](https://arxiv.org/abs/2309.16588) calls them artifacts, and adds register tokens to avoid them).
 
 # %%
 inspection.plot_attention_maps(raw[0], last[0], grid_size=config.grid)
 
 # %% [markdown]
-# Patches attend to other patches too. The cross marks the patch whose attention is drawn, in a middle block: some heads
-# read its surroundings, some read similar places of the whole picture.
+# Patches attend to other patches too. The cross marks the patch whose attention is drawn, in a middle block. Some heads
+# read the surroundings of this patch, and other heads read similar places in the whole picture.
 
 # %%
 rows, columns = model.config.grid
@@ -134,9 +135,9 @@ inspection.plot_attention_maps(raw[0], middle[0], grid_size=config.grid, query=q
 # %% [markdown]
 # ## 7 Attention rollout (figures 6 and 14)
 #
-# Rollout multiplies the attention of all blocks, with the residual paths: the content of bright patches can reach the
-# head. In the paper's figure 6, the object is bright and the rest is dark. This is also true for the daisies, but not
-# for the picture of the cats, because rollout does not include the MLPs and does not depend on the class.
+# Rollout multiplies the attention of all blocks, and includes the residual paths. The content of bright patches can
+# reach the head. In the paper's figure 6, the object is bright and the rest is dark. This is also true for the daisies,
+# but not for the picture of the cats, because rollout does not include the MLPs and does not depend on the class.
 
 # %%
 rollout = inspection.attention_rollout(model, images[:3])
