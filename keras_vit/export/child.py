@@ -1,4 +1,4 @@
-"""Runs an export function in a Python process with another backend, on a model in a .keras file."""
+"""Runs an export function in a new Python process with another backend. A .keras file passes the model to it."""
 
 import importlib
 import importlib.util
@@ -25,11 +25,11 @@ ADVICE = (
 
 
 def run_in_child(function, model, *, backend, custom_module=None, **arguments):
-    """Calls `function(model, **arguments)` in a CPU-only process with another backend; returns the JSON result."""
+    """Calls `function(model, **arguments)` in a new process on the CPU, with another backend. Returns the result."""
     if importlib.util.find_spec(backend) is None:
         raise ImportError(f"This export runs in a {backend} process. {backend} is not installed: pip install {backend}")
     objects = custom_objects(model, custom_module)
-    # Import a file as a module from its folder.
+    # If `custom_module` is a file, the child process imports it as a module from its folder.
     file = [custom_module] if custom_module is not None and os.path.isfile(custom_module) else []
     job = {
         "path": [*(os.path.dirname(os.path.abspath(path)) for path in file), *sys.path],
@@ -96,7 +96,7 @@ def main(job):
         registered: keras.saving.get_registered_object(registered) or getattr(modules[module], name)
         for registered, (module, name) in job["objects"].items()
     }
-    # safe_mode=False allows Lambda layers. The file is trusted, as the parent process wrote it.
+    # safe_mode=False allows Lambda layers. The file can be trusted, because the parent process wrote it.
     model = keras.saving.load_model(job["model"], objects, compile=False, safe_mode=False)
     module, _, function = job["function"].partition(":")
     result = json.dumps(getattr(importlib.import_module(module), function)(model, **job["arguments"]))

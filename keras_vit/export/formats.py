@@ -21,8 +21,9 @@ from keras_vit.prediction.inputs import real_array
 class Format(NamedTuple):
     """An export format; `code` is a module with the functions `write_<name>` and `run_<name>`.
 
-    `write_<name>(model, path, settings)` writes a file and needs `backend`. `run_<name>(path, batches, settings)`
-    yields the outputs. `settings` is a dict of JSON values with the `precision` and the `names` of the outputs.
+    `write_<name>(model, path, settings)` writes a file. It must be called with the Keras backend `backend`.
+    `run_<name>(path, batches, settings)` yields the outputs of the file for each batch. `settings` is a dict of JSON
+    values. It contains the `precision` and the `names` of the outputs.
     """
 
     name: str
@@ -60,10 +61,10 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
 def write_checked(
     fmt, model, path, settings, batches, given=(), labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Exports to a temporary folder, compares the outputs on all batches, moves the files to `path`, returns a report.
+    """Exports to a temporary folder, compares outputs with the model's, and moves the files to `path`. Returns a report.
 
-    `batches` are random images, and `given` are the user's images. The report describes how the outputs for `given`
-    change.
+    The outputs are compared for `batches`, which are random images, and for `given`, which are the user's images. The
+    report also contains how much the outputs for `given` differ from the outputs of the model in its own precision.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)
@@ -71,7 +72,8 @@ def write_checked(
     packages = (*fmt.packages, *(["nncf"] if precision == STATIC else []))
     if missing := [name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None]:
         raise ImportError(f"This export needs packages that are not installed: pip install {' '.join(missing)}")
-    # A traced torch program only runs on the device that it was traced on, so trace it on the CPU.
+    # A traced PyTorch program only runs on the device on which it was traced. If the model is on a GPU, a child process
+    # therefore traces it on the CPU.
     here = keras.backend.backend() == fmt.backend and (fmt.backend != "torch" or parity.on_cpu(model))
     if not here:
         custom_objects(model, custom_module)
@@ -99,7 +101,7 @@ def write_checked(
 
 
 def _written_and_run(fmt, model, path, batches, settings):
-    """Writes a model, and returns the outputs of the format's runtime, one list per batch."""
+    """Writes a model to a file, runs the file in the format's runtime, and returns a list of outputs per batch."""
     getattr(fmt.code, f"write_{fmt.name}")(model, path, settings)
     if settings["precision"] == STATIC:
         fmt.code.calibrate_openvino(path, batches[settings["num_random"] :])
@@ -108,7 +110,7 @@ def _written_and_run(fmt, model, path, batches, settings):
 
 
 def _in_child(fmt, model, path, batches, settings, custom_module):
-    """Returns the outputs of `_written_and_run` in a child process."""
+    """Calls `_written_and_run` in a child process, and returns the same outputs."""
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
         file = Path(folder, "arrays.npz")
         np.savez(file, *batches)
@@ -120,7 +122,10 @@ def _in_child(fmt, model, path, batches, settings, custom_module):
 
 
 def write_and_run(model, name, path, settings, file):
-    """In a child process, replaces the batches in a file by the outputs; returns the number of outputs per batch."""
+    """Exports a model in the child process, and returns the number of outputs per batch.
+
+    The batches in `file` are replaced by the outputs.
+    """
     with np.load(file) as arrays:
         batches = [arrays[key] for key in arrays.files]
     reduced = with_precision(model, settings["precision"])
@@ -138,13 +143,13 @@ def refuse_existing(path, overwrite):
 
 @contextlib.contextmanager
 def _draft(path, overwrite):
-    """Yields a path in a temporary folder next to `path`; on success, moves all files of the folder next to `path`."""
+    """Yields a path in a temporary folder. On success, moves all files from there to the folder of `path`."""
     refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     # TensorFlow Serving only loads folders whose name is a number, so it ignores the draft.
     with draft_folder(path) as folder:
         yield folder / path.name
-        # A format may write several files. Move the file at `path` last, when all its parts exist.
+        # A format may write several files. Move the file at `path` last, so that it only exists if all files do.
         files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
         for file in files:
             refuse_existing(path.with_name(file.name), overwrite)
@@ -154,7 +159,7 @@ def _draft(path, overwrite):
 
 _ONNX = ("torch", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    # PyTorch writes ONNX, because onnxruntime lacks the operation of TensorFlow's exact GELU, and JAX has no exporter.
+    # PyTorch writes ONNX. onnxruntime lacks the operation of TensorFlow's exact GELU, and JAX has no exporter to ONNX.
     "onnx": Format("onnx", ".onnx", "torch", _ONNX, torch_formats),
     # The tolerance of int8_static is relative to the largest logit of the float32 model.
     "openvino": Format(
@@ -162,7 +167,8 @@ FORMATS = {
         precisions=(*PRECISIONS, STATIC),
         tolerances={STATIC: 0.5},
     ),
-    # LiteRT's converter adds some weights, such as positions and a bias, and rounds the sum, so allow larger errors.
+    # LiteRT's converter joins some weights, such as the positions and a bias, into one rounded sum. This causes larger
+    # errors in float16.
     "litert": Format(
         *("litert", ".tflite", "tensorflow", ("tensorflow", "ai_edge_litert"), tensorflow_formats),
         precisions=("float32", "float16", "int8"),
@@ -188,36 +194,41 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
     """Exports a model to ONNX, compares the outputs in onnxruntime with the model, and returns a report.
 
     The input is named `images`. It has any batch size, and any image size if the model allows it. A single output is
-    named `outputs`; several outputs keep the model's names. This holds for all formats.
+    named `outputs`; several outputs keep the model's names. The other formats use the same names, except that a
+    PyTorch program returns a tuple without names.
 
-    PyTorch writes ONNX and torch.export, and TensorFlow writes OpenVINO and LiteRT. If the model uses another backend,
-    or PyTorch on a GPU, the export runs in a new process.
+    PyTorch writes the files of `onnx` and `torch_export`, and TensorFlow writes the files of `openvino` and `litert`.
+    If the model runs on another backend, or on PyTorch with a GPU, the export runs in a new process.
 
     Args:
         model: A `keras.Model` with one input.
         path: Path of the file, ending in ".onnx". If the model is above 2 GB, a second file is written next to it.
         precision: "float32" (default), "float16", "bfloat16" or "int8", the precision of the stored weights.
             Computations keep the model's precision. "int8" quantizes dense kernels, with one scale per column.
-        images: Images as the model takes them, (batch, height, width, channels), or None (default). The report
-            contains how the outputs for them differ from the original model's.
-        labels: The classes of `images`, ints (batch,), to also report the accuracy, or None (default).
-        tolerance: Float, the largest allowed difference from the model of the same precision, relative to max(1,
-            largest output). None (default) means 1e-4, or 5e-2 if the model computes in bfloat16, or 1e-2 in float16 or
-            on a GPU.
+        images: Images as the model takes them, (batch, height, width, channels), or None (default). With images, the
+            report contains how much the outputs of the file differ from the outputs of the original model.
+        labels: The classes of `images`, ints (batch,), or None (default). With labels, the report also contains the
+            accuracies.
+        tolerance: Float, the largest allowed difference between the outputs of the file and of the model with weights
+            in `precision`, relative to max(1, largest output). None (default) means 5e-2 if the model computes in
+            bfloat16, 1e-2 if it computes in float16 or on a GPU, and 1e-4 in all other cases.
         overwrite: Bool, whether to replace an existing file; default False.
-        custom_module: Module name or .py path that defines the model's custom layers. It is only needed if the export
-            runs in a new process and the layers are defined in the running script or notebook.
+        custom_module: Name or .py path of the module that defines the model's custom layers. It is only needed if the
+            export runs in a new process and the layers are defined in the running script or notebook.
 
     Returns:
-        A dict: `path`, `precision`, `size` (bytes), `difference` (the largest from the model of the same precision),
-        `num_checked` (images), and `change`: None without `images`, else a dict of `num_images`, `largest`, `mean`,
-        `same_top1` and, with labels, the accuracies `before` and `after`.
+        A dict: `path`, `precision`, `size` (bytes), `difference` (the largest difference from the outputs of the model
+        with weights in `precision`), `num_checked` (the number of compared images) and `change`. Without `images`,
+        `change` is None. With `images`, it is a dict that compares the first output with the original model:
+        `num_images`, the `largest` and the `mean` absolute difference, and `same_top1`, the number of images whose
+        top-1 class stays the same. With `labels`, it also contains the accuracies `before` and `after` the export.
 
     Raises:
         ImportError: If a package that the format needs is not installed.
         FileExistsError: If `path` exists and `overwrite` is False.
         ValueError: If an argument is invalid, the model does not have one input, or its layers cannot be imported.
-        ParityError: If weights are NaN or the outputs of the file differ from the model's. Nothing is written.
+        ParityError: If weights or outputs are not finite, or if the outputs of the file differ from the model's by more
+            than the tolerance. Nothing is written.
         RuntimeError: If the export process fails.
 
     Example:
@@ -235,9 +246,10 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
 
     `precision="int8_static"` also computes matrix products in int8, with NNCF (`pip install nncf`). Dense layers whose
     input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations are measured on
-    `images`: pass a hundred or more typical images. The default tolerance is 0.5. The report's `change` contains the
-    number of these images that keep their top-1 class; also measure it on other images. This precision is meant for
-    processors with VNNI or AMX, which multiply in int8.
+    `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The report's
+    `change` contains the number of these images that keep their top-1 class. Also measure this number on other images,
+    because the ranges do not fit them as well. This precision is meant for processors that multiply in int8, with the
+    instructions VNNI or AMX.
     """
     return write_file(FORMATS["openvino"], model, path, **options)
 
@@ -246,7 +258,8 @@ def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Option
     """Exports a model to LiteRT (TensorFlow Lite) with the signature `serving_default`.
 
     Arguments and errors are as in `export.onnx`, but `path` ends in ".tflite", "bfloat16" is not supported, and the
-    default tolerance for "float16" is 5e-3. Set the input size with `resize_tensor_input`.
+    default tolerance for "float16" is 5e-3. Before you run the file, set the shape of the input with
+    `resize_tensor_input`.
     """
     return write_file(FORMATS["litert"], model, path, **options)
 
@@ -254,6 +267,7 @@ def litert(model: keras.Model, path: str | os.PathLike, **options: Unpack[Option
 def torch_export(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to a PyTorch program, which maps images to a tuple of outputs.
 
-    Arguments and errors are as in `export.onnx`, but `path` ends in ".pt2". `torch.export.load` needs no Keras.
+    Arguments and errors are as in `export.onnx`, but `path` ends in ".pt2". `torch.export.load` reads the file without
+    Keras.
     """
     return write_file(FORMATS["torch_export"], model, path, **options)

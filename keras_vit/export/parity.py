@@ -1,4 +1,4 @@
-"""Compares the outputs of an export, in the format's runtime, with its model."""
+"""Compares the outputs of an export, computed by the format's runtime, with the outputs of its model."""
 
 import keras
 import ml_dtypes  # noqa: F401, adds bfloat16 to NumPy; Keras depends on it
@@ -14,7 +14,7 @@ BATCH = 8
 
 
 class ParityError(RuntimeError):
-    """The outputs of an export differ from its model's."""
+    """The outputs of an export differ from the model's, or the model has weights or outputs that are not finite."""
 
 
 def summary(report: dict) -> str:
@@ -30,7 +30,10 @@ def summary(report: dict) -> str:
 
 
 def probes(model: keras.Model) -> list[np.ndarray]:
-    """Returns random batches of 2, 1 and 3 images in the model's input range, of different sizes if possible."""
+    """Returns random batches of 2, 1 and 3 images in the model's input range.
+
+    If the model takes any image size, the images of each batch have another size.
+    """
     inputs = getattr(model, "inputs", None)
     if not inputs or len(inputs) != 1:
         received = f"model {getattr(model, 'name', model)!r} with {len(inputs or [])} inputs"
@@ -40,9 +43,9 @@ def probes(model: keras.Model) -> list[np.ndarray]:
     low, high = (input_range(model) or (-1, 1)) if "float" in dtype else (0, 255)
     rng = np.random.default_rng(0)
     batches = []
-    # Tracing makes a batch size of 1 constant, so the first batch, which models are traced on, has 2 images.
+    # Models are traced on the first batch. It has 2 images, because tracing would make a batch size of 1 constant.
     for count, extra in ((2, 0), (1, 16), (3, 32)):
-        # Each side has at least two patches of 16 pixels. Height and width differ to detect a swap.
+        # A free side has at least three patches of 16 pixels. Height and width differ, so that a swap is detected.
         free = (48 + extra, 80 + extra)
         shape = [free[axis % 2] if side is None else side for axis, side in enumerate(spec.shape[1:])]
         batches.append(rng.uniform(low, high, (count, *shape)).astype(dtype))
@@ -108,9 +111,13 @@ def check_finite(model, outputs=()):
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output). None: a default tolerance."""
+    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output).
+
+    If `tolerance` is None, it depends on the model's dtypes and device.
+    """
     if tolerance is None:
-        # A correct B/16 in bfloat16 differed by 1.2e-2 on PyTorch; GPUs may compute float32 with fewer bits.
+        # On PyTorch, a correct export of a B/16 that computes in bfloat16 differed by 1.2e-2. GPUs may compute float32
+        # with fewer bits.
         dtypes = {layer.compute_dtype for layer in sublayers(model, keras.Layer)}
         is_exact = dtypes <= {"float32", "float64"} and on_cpu(model)
         tolerance = 5e-2 if "bfloat16" in dtypes else 1e-4 if is_exact else 1e-2
@@ -128,7 +135,10 @@ STATIC = "int8_static"
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Returns a copy with rounded weights or int8 dense kernels; float32 and int8_static return the model itself."""
+    """Returns a copy of a model with rounded weights, or with int8 dense kernels.
+
+    For float32 and int8_static, the model itself is returned.
+    """
     if precision in ("float32", STATIC):
         return model
     copy = keras.models.clone_model(model)
@@ -157,7 +167,10 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a precision; returns None if values would change, or are fewer than 64."""
+    """Casts a float32 constant to a precision.
+
+    Returns None if the cast would change a value, or if the constant has fewer than 64 values.
+    """
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -169,8 +182,9 @@ def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | 
     """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints (batch,).
 
     Returns:
-        A dict: `num_images`, `largest` and `mean` (absolute changes), `same_top1` (images whose top-1 class stayed),
-        and with labels `before` and `after`, the accuracies in [0, 1].
+        A dict: `num_images`, `largest` and `mean` (the largest and mean absolute change) and `same_top1` (the number of
+        images whose top-1 class stays the same). With `labels`, it also contains `before` and `after`, the accuracies
+        in [0, 1].
     """
     difference = np.abs(np.asarray(after, "float64") - before)
     ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))

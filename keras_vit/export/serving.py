@@ -20,7 +20,7 @@ from keras_vit.prediction.inputs import KEEP_SCALE, input_range, real_array
 from keras_vit.prediction.preprocessing import require_normalization
 from keras_vit.prediction.taps import AttentionTaps
 
-# The image size of serving_bytes if the model takes any size.
+# The image size of the signature `serving_bytes` if the model takes any size.
 DEFAULT_SIZE = 224
 
 
@@ -42,19 +42,20 @@ def saved_model(
     max_input_pixels: int = 1024 * 1024,
     attention: bool = False,
 ) -> dict:
-    """Exports a model to a SavedModel for TensorFlow Serving, compares the two, and returns a report.
+    """Exports a model to a SavedModel for TensorFlow Serving, compares the outputs of both, and returns a report.
 
-    The SavedModel has three signatures, the same from every backend. They take any batch size, and any image size if
-    the model allows it. `serving_default` takes `images`, float32 (batch, height, width, channels), scaled as the model
-    takes them. `serving_uint8` takes `images` of the same shape, uint8 in [0, 255], and scales them by the model's
-    `normalization` layer. `serving_bytes` takes `image_bytes`, strings (batch,), the contents of JPEG or PNG files; it
-    decodes, resizes, crops and scales them by the settings of that layer. It requires 1 or 3 channels.
+    The SavedModel has three signatures, which are the same for every backend. They take any batch size, and any image
+    size if the model allows it. `serving_default` takes `images`, float32 (batch, height, width, channels), scaled as
+    the model takes them. `serving_uint8` takes `images` of the same shape, uint8 in [0, 255], and scales them by the
+    model's `normalization` layer. `serving_bytes` takes `image_bytes`, strings (batch,), each the bytes of a JPEG or
+    PNG file. It decodes the files, and resizes, crops and scales the images by the settings of that layer. If the model
+    does not have 1 or 3 channels, this signature is left out.
 
-    All signatures return `outputs` in float32; several outputs are named by the keys of a dict or by their layers.
-    `serving_bytes` adds `status`, strings (batch,): "ok", "unknown_format" (neither JPEG nor PNG), "damaged" or
-    "too_large" (above `max_pixels`, a side above 16,384, a JPEG of more than `16 * max_pixels / (height * width)`
-    scans, or a PNG of more than 8 compressed texts). Rows that are not "ok" contain zeros, "" as labels and -1 as
-    classes.
+    All signatures return `outputs` in float32. If the model has several outputs, they are named by the keys of its
+    output dict or by their layers. `serving_bytes` adds `status`, strings (batch,): "ok", "unknown_format" (neither
+    JPEG nor PNG), "damaged" or "too_large". An image is too large if it has more than `max_pixels` pixels or a side
+    above 16,384. A JPEG of more than `16 * max_pixels / (height * width)` scans and a PNG of more than 8 compressed
+    texts are also "too_large". Rows that are not "ok" contain zeros, "" as labels and -1 as classes.
 
     A request fails if its shape or type is wrong, if the batch is empty or too large, or if a value is not finite or
     overflows in the model. Loading the SavedModel needs neither Keras nor this package.
@@ -63,27 +64,31 @@ def saved_model(
         model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
             TensorFlow process.
         path: The folder to write. TensorFlow Serving requires a version number as its name, such as "models/vit/1".
-        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid), to add `probabilities`, (batch, classes),
-            and the top `classes` (int32), `scores` and `labels`, each (batch, top). If the model ends in a softmax or
-            sigmoid, no activation is added.
+        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). With the last two, all signatures also
+            return `probabilities`, (batch, classes), and, for the most probable classes, `classes` (int32), `scores`
+            and `labels`, each (batch, top). If the model ends in a softmax or sigmoid, no activation is added.
         labels: Class names in order, or the path of a text file with one name per line. They are stored in the folder
-            `assets`. None takes the model's `class_names`, else ImageNet's for 1000 classes, else numbers.
-        top: Int, the number of top classes; more than all means all.
+            `assets`. None selects the model's `class_names`. If it has none, the names are ImageNet's for 1000 classes,
+            and numbers for other models.
+        top: Int, the number of most probable classes to return. If the model has fewer classes, all are returned.
         overwrite: Bool, whether to replace an existing folder.
-        warm_up: Batch sizes of the requests that the server runs on loading, for each signature, so that no client
-            waits for the first request; () means none. They need `pip install tensorflow-serving-api`.
-        image_size: Int or (height, width) in pixels, the size of `serving_bytes` if the model takes any size; default
-            224 x 224.
+        warm_up: Batch sizes of warm-up requests; () means none. When TensorFlow Serving loads the model, it runs these
+            requests for each signature, so that the first client does not wait. Writing them needs
+            `pip install tensorflow-serving-api`.
+        image_size: Int or (height, width) in pixels, the size to which `serving_bytes` resizes images if the model
+            takes any size; default 224 x 224.
         normalization: The layer that scales images. Pass it if the model has no `normalization` layer, or if layers
             before this layer change the images.
         images, custom_module: As in `export.onnx`.
         max_batch_size: Int, the largest number of images per request.
         max_pixels: Int, the largest height x width of an image in `serving_bytes`.
-        max_input_pixels: Int, the largest height x width of `images` and of `image_size` if the model takes any size.
-        attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes`;
-            `attention`, float32 (batch, rows, columns), as in `inspection.attention_rollout`; and `attention_corners`,
-            (batch, 2, 2), its upper left and lower right (y, x) on the image, relative to its height and width. The
-            model must contain one ViT of this package, without token merging.
+        max_input_pixels: Int, the largest height x width of a request's `images` and of `image_size`. It only applies
+            if the model takes any size.
+        attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes` and
+            two more. `attention`, float32 (batch, rows, columns), is the map of `inspection.attention_rollout`.
+            `attention_corners`, float32 (batch, 2, 2), contains the (y, x) of the map's upper left and lower right
+            corner on the image, as fractions of the image's height and width. The model must contain one ViT of this
+            package, without token merging.
 
     The report and the errors are as in `export.onnx`. A ValueError is also raised if the model's input, or with
     `postprocess` its output, is not supported.
@@ -168,7 +173,7 @@ def _input_size(model):
 
 
 def _names_of_outputs(model, attention):
-    """Returns the keys of a dict of outputs, in the order of `flatten`, or the model's output names."""
+    """Returns the names of the outputs: the sorted keys if the model returns a dict, else the model's output names."""
     outputs = model.output if len(model.outputs) > 1 else None
     names = parity.output_names(model)
     if isinstance(outputs, dict):
@@ -180,7 +185,7 @@ def _names_of_outputs(model, attention):
 
 
 def _scaling_constants(model, normalization):
-    """Returns the settings of the layer that scales images: `normalization`, or the layer of the model."""
+    """Returns the settings of the layer that scales images: `normalization`, or the model's layer if it is None."""
     if normalization is None:
         layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
         advice = f"Pass the layer that scales images: normalization={layer}"
@@ -191,7 +196,7 @@ def _scaling_constants(model, normalization):
         expected = "Expected a model whose images go straight to its `normalization` layer. Received: model"
         before = operations_before(model, normalization)
         if before is None:
-            raise ValueError(f"{expected} {model.name!r}, where it is inside a model of a custom class. {advice}.")
+            raise ValueError(f"{expected} {model.name!r}, with this layer inside a model of a custom class. {advice}.")
         if changing := [operation.name for operation in before if not isinstance(operation, KEEP_SCALE)]:
             received = f"{model.name!r} with {', '.join(reversed(changing))} before it"
             raise ValueError(f"{expected} {received}. {advice}, with apply=True if the model takes raw images.")

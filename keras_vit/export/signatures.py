@@ -20,9 +20,11 @@ PARALLEL = 4
 
 @dataclasses.dataclass(frozen=True)
 class ImageReader:
-    """Decodes files, (batch,), to float32 images, (batch, *image_size, channels), in [0, 255]; bad files are black.
+    """Decodes a batch of files, strings (batch,), and resizes the images.
 
-    The results are the images, indices in `STATUSES`, (batch,), and `EvaluationTransform.seen`, (batch, 2, 2), float32.
+    Returns three tensors: float32 images, (batch, *image_size, channels), in [0, 255]; indices in `STATUSES`, (batch,);
+    and the corners that `EvaluationTransform.seen` returns, float32 (batch, 2, 2). If a file cannot be decoded, its
+    image is black.
     """
 
     image_size: tuple[int, int]
@@ -36,7 +38,7 @@ class ImageReader:
         rows = tf.data.Dataset.from_tensor_slices((tf.range(count), image_bytes))
         # In a graph, only tf.data can catch errors; it drops damaged files.
         rows = rows.map(self._row, num_parallel_calls=PARALLEL, deterministic=True).ignore_errors()
-        # get_single_element needs a batch even if all files are damaged, so add a row.
+        # get_single_element fails if there is no row. Add a row, because all files may be damaged.
         last = (count[None], tf.zeros((1, *shape)), tf.fill([1], DAMAGED), tf.zeros((1, 2, 2)))
         rows = rows.concatenate(tf.data.Dataset.from_tensor_slices(last)).batch(count + 1)
         index, images, status, seen = rows.get_single_element()
@@ -63,7 +65,7 @@ class ImageReader:
 
             return tf.cond(fits, read, black(TOO_LARGE))
 
-        # substr returns a string that is too short unchanged.
+        # If a file is shorter than the magic bytes, substr returns the whole file.
         is_jpeg, is_png = (tf.strings.substr(data, 0, len(magic)) == magic for magic in (JPEG, PNG))
 
         def jpeg():
@@ -77,7 +79,12 @@ class ImageReader:
 
 
 class Server:
-    """Computes a model's signatures. `postprocess` is {activation, labels, top}; the rest as in `saved_model`."""
+    """Computes a model's signatures.
+
+    `names` are the names of the outputs, and `normalization` contains the arguments of the `ImageNormalization`.
+    `postprocess` is None or a dict with the keys "activation", "labels" and "top". The other arguments are as in
+    `saved_model`.
+    """
 
     def __init__(
         self, model, names, normalization, image_size, postprocess, max_batch_size, max_pixels, max_input_pixels
@@ -118,7 +125,7 @@ class Server:
         images, status, seen = self._read(image_bytes)
         taps = AttentionTaps(self._model)
         outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
-        # The patches may not cover the right and the bottom of the image.
+        # If the patch size does not divide the image size, the patches do not cover the right and bottom edge.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
         return self._readable_rows({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
@@ -165,7 +172,7 @@ class Server:
         return tf.cast(images, self._model.inputs[0].dtype)
 
     def _named(self, outputs):
-        """Returns {name: output} for a list of outputs, with the outputs that `postprocess` adds."""
+        """Returns {name: output} for a list of outputs, and adds the outputs for `postprocess`."""
         named = {}
         for name, output in zip(self._names, outputs, strict=True):
             if output.dtype.is_floating:

@@ -1,4 +1,4 @@
-"""Writes and runs SavedModels, and LiteRT and OpenVINO files converted from them, on TensorFlow."""
+"""Writes SavedModels on TensorFlow, converts them to LiteRT and OpenVINO files, and runs all three formats."""
 
 import functools
 import os
@@ -18,7 +18,10 @@ WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
 def write_plain(model, folder, names):
-    """Writes a SavedModel with one signature, without decoders and limits, which converters cannot read."""
+    """Writes a SavedModel with one signature.
+
+    It leaves out image decoders and input limits, because converters cannot read these.
+    """
     import tensorflow as tf
 
     def serve(images):
@@ -54,7 +57,7 @@ def write_saved_model(model, folder, settings):
         try:
             _save(model, folder, server.signatures(settings["attention"]), asset)
         except tf.errors.OpError as error:
-            # TensorFlow also raises OpError for a full disk, and its message contains the temporary path.
+            # TensorFlow raises OpError even for a full disk, and names the temporary path in the message.
             reason = error.message.rpartition("; ")[2]
             raise OSError(f"Cannot write '{folder.parent.parent / folder.name}': {reason}") from error
     if settings["warm_up"]:
@@ -73,7 +76,7 @@ def run_saved_model(folder, batches, settings):
 
 
 def _write_warm_up(folder, settings):
-    """Writes a request per signature and batch size into a SavedModel folder."""
+    """Writes a warm-up request for each signature and each batch size into a SavedModel folder."""
     import tensorflow as tf
     from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
@@ -94,10 +97,10 @@ def _write_warm_up(folder, settings):
 
 
 def describe(path):
-    """Describes the signatures of a SavedModel, one per line and sorted, without loading it.
+    """Returns a text with one line for each signature of a SavedModel, sorted by name. The model is not loaded.
 
     Args:
-        path: Path of the folder that contains `saved_model.pb`. Reading it needs TensorFlow.
+        path: Path of the folder that contains `saved_model.pb`. Reading this file needs TensorFlow.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -116,7 +119,7 @@ def describe(path):
 
 
 def read_signatures(path):
-    """Returns {signature: (inputs, outputs)}, each {name: (dtype, shape)}."""
+    """Returns {signature: (inputs, outputs)}. Both are dicts {name: (dtype, shape)}."""
     import tensorflow as tf
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -136,7 +139,8 @@ def read_signatures(path):
     }
 
 
-# The limit of an input's largest value / root mean square. Above it, a step of int8 exceeds a third of the latter.
+# A layer's input has outliers if its largest absolute value exceeds its root mean square by more than this factor. One
+# step of int8 is then larger than a third of the root mean square.
 _OUTLIER = 100
 
 
@@ -166,7 +170,7 @@ def run_litert(path, batches, settings):
 
 
 def write_openvino(model, path, settings):
-    """Writes OpenVINO's .xml and .bin; stores weights in the precision if their values do not change."""
+    """Writes OpenVINO's .xml and .bin files; stores weights in the precision if their values do not change."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
@@ -187,9 +191,9 @@ def run_openvino(path, batches, settings):
 
 
 def calibrate_openvino(path, batches):
-    """Quantizes OpenVINO's files to int8: weights, and activations by their range on the images.
+    """Quantizes the weights and activations in OpenVINO's files to int8.
 
-    Dense layers whose input has outliers stay in float.
+    The ranges of the activations are measured on the images. Dense layers whose input has outliers stay in float.
     """
     # NNCF reports its use to Intel unless this variable is set before the import.
     os.environ.setdefault("NNCF_CI", "1")
@@ -209,13 +213,13 @@ def calibrate_openvino(path, batches):
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             # Use kernels of 7 bits: with 8 bits, sums saturate on processors without VNNI.
             overflow_fix=nncf.OverflowFix.ENABLE,
-            # NNCF's default, the mean of the images' ranges, clips the largest values of half of the images.
+            # NNCF uses the mean of the images' ranges by default. This clips the largest values of half of the images.
             activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
-            # NNCF scales each channel to its range on these images by default, which clips values of other images.
+            # NNCF scales each channel to its range on these images by default. This clips values of other images.
             smooth_quant_alphas=AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),
     )
-    # `quantized` keeps its file of weights open, so write to another folder.
+    # `quantized` keeps the old .bin file open, so write the new files to another folder first.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         openvino.save_model(quantized, os.path.join(folder, path.name), compress_to_fp16=False)
         del quantized
@@ -224,7 +228,7 @@ def calibrate_openvino(path, batches):
 
 
 def _with_outliers(model, images):
-    """Returns the names of the dense products whose largest input is above `_OUTLIER` times the root mean square.
+    """Returns the names of the matrix products of dense layers whose input has outliers. See `_OUTLIER`.
 
     Trained ViTs have such inputs in the MLPs of some blocks (arXiv 2402.17762).
     """
@@ -255,7 +259,10 @@ def _compiled(model):
 
 
 def _shrink(converted, precision):
-    """Stores constants in a precision if their values do not change; OpenVINO's compression would round epsilons."""
+    """Stores constants in a precision if their values do not change.
+
+    OpenVINO's own compression is not used, because it would also round epsilons.
+    """
     import openvino
     from openvino import opset13
 

@@ -11,13 +11,15 @@ from keras_vit.export.parity import stored
 
 
 def torch_module(model: keras.Model):
-    """Returns a model on PyTorch as a `torch.nn.Module` for inference, without Keras.
+    """Converts a model on PyTorch to a `torch.nn.Module` that computes its outputs without Keras.
 
-    The module is the program that `torch_export` writes. It avoids Keras' overhead, about 15 % of the time of a Ti/16
-    on one image, and can be compiled with `torch.compile`. The module and the model share their weights, so a change of
-    the model's weights changes the module. It takes images on the model's device, (batch, height, width, channels),
-    with any batch size, and any image size if the model allows it. It returns the model's output, or a tuple of several
-    outputs. `train()` has no effect. To save the module, use `torch_export`.
+    The module is the program that `torch_export` writes. It avoids Keras' overhead, which is about 15 % of the time of
+    a Ti/16 on one image. It can be compiled with `torch.compile`. The module and the model share their weights, so a
+    change of the model's weights changes the module.
+
+    The module takes images on the model's device, (batch, height, width, channels), with any batch size, and any image
+    size if the model allows it. It returns the model's output, or a tuple if the model has several outputs. `train()`
+    has no effect. To save the module, use `torch_export`.
 
     Args:
         model: A `keras.Model` with one input, built on PyTorch; else a ValueError is raised.
@@ -33,7 +35,7 @@ def torch_module(model: keras.Model):
     import torch
 
     class Inference(torch.nn.Module):
-        """A program that only runs in inference mode."""
+        """A traced program that is always in inference mode."""
 
         def __init__(self, program):
             super().__init__()
@@ -45,7 +47,7 @@ def torch_module(model: keras.Model):
             return outputs[0] if len(outputs) == 1 else outputs
 
         def train(self, mode=True):
-            # The program's `train` raises an error.
+            # Do not call the program's `train`, which raises an error.
             self.training = mode
             return self
 
@@ -94,11 +96,14 @@ def run_onnx(path, batches, settings):
 
 
 def _traced(model, precision):
-    """Returns a `torch.export.ExportedProgram` from images, with dynamic sizes, to a tuple of outputs."""
+    """Returns a `torch.export.ExportedProgram` that maps images to a tuple of outputs.
+
+    Axes of the input that have no fixed length stay dynamic.
+    """
     import torch
 
     class Program(torch.nn.Module):
-        """A model with its weights as buffers, stored in `precision` if their values do not change."""
+        """A model whose weights are buffers. They are stored in `precision` if their values do not change."""
 
         def __init__(self):
             super().__init__()
@@ -125,7 +130,7 @@ def _traced(model, precision):
         program = torch.export.export(Program().eval(), (example,), dynamic_shapes=shapes).run_decompositions({})
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        # Only the type of the user's images must be checked.
+        # Remove the type checks of all tensors except the user's images.
         if "assert_tensor_metadata" in str(node.target) and node.args[0].name != "images":
             graph.erase_node(node)
     program.graph_module.recompile()
