@@ -35,8 +35,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
         model: A compiled `keras.Model` with images as input. To use several devices, build it after
             `keras.distribution.set_distribution`.
         batch_size: Int, the number of images per step on all devices together. It must be a multiple of the number of
-            parts into which the distribution splits a batch. The training step is compiled, which takes seconds to
-            minutes. None describes only the variables.
+            parts into which the distribution splits a batch. With a batch size, the training step is compiled, which
+            takes seconds to minutes. None describes only the variables.
 
     Raises:
         RuntimeError: On another backend than JAX.

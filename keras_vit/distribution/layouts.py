@@ -14,11 +14,11 @@ from keras_vit.distribution.processes import num_processes, process_id
 KINDS = ("data", "fsdp", "tensor", "fsdp+tensor")
 # Names of the mesh axis that splits a batch. This package uses "data", and the documentation of Keras uses "batch".
 _BATCH_NAMES = ("data", "batch")
-# The kind "fsdp" does not split variables with fewer values.
+# The kind "fsdp" does not split variables with fewer values than this.
 _MIN_SIZE = 2**16
-# The mesh axis that splits each dimension of a block's variables, by a regular expression of the variable's path. The
-# first kernel of an MLP or attention layer is split by columns and the second by rows, so that only the second product
-# is summed over the devices.
+# {regular expression of the path of a variable in a block: the mesh axis that splits each of its dimensions}. The first
+# kernel of an MLP or attention layer is split by columns and the second by rows, so that only the second product is
+# summed over the devices.
 _SPLIT_PATHS = {
     r".*\battention/qkv/kernel": (None, "model"),
     r".*\battention/qkv/bias": ("model",),
@@ -171,7 +171,7 @@ def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: 
         auto_shard_dataset: As in `data_parallel`.
 
     Raises:
-        ValueError: If the mesh has another number of axes.
+        ValueError: If the mesh does not have two axes.
 
     Reference: [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3.
     """
@@ -232,7 +232,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
     with `tf.distribute.MirroredStrategy`. PyTorch supports "data", with one device for each process.
 
     Raises:
-        ValueError: If `kind` is unknown, or `model_devices` does not divide the devices.
+        ValueError: If `kind` is unknown, or `model_devices` does not divide the number of devices.
         RuntimeError: If the backend does not support `kind`; the message names a backend that does.
     """
     if model_devices is not None and "tensor" not in str(kind):

@@ -17,9 +17,9 @@ _TIMEOUT = datetime.timedelta(minutes=10)
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Connects the processes of one training run, on JAX or PyTorch.
 
-    Call it in each process before any other function of Keras. It returns when all processes have called it. If no
-    arguments are given, it reads the settings of `torchrun` (PyTorch) or SLURM (JAX) from environment variables. If
-    neither of them started the process, it does nothing. Pass all three arguments or none.
+    Call this function in each process before any other function of Keras. It returns when all processes have called it.
+    Pass all three arguments or none. Without arguments, the function reads the settings of `torchrun` (PyTorch) or
+    SLURM (JAX) from environment variables. If neither `torchrun` nor SLURM started the process, it then does nothing.
 
     Args:
         coordinator: "HOST:PORT", the address of process 0 with a free port that all processes can reach.
@@ -145,7 +145,7 @@ def first_in_process_0(function):
 
 
 def to_numpy(variable: keras.Variable) -> np.ndarray:
-    """Returns the whole value of a variable. If the variable is split over processes, all of them must call this."""
+    """Returns the whole value of a variable. If it is split over processes, all processes must call this function."""
     value = variable.value
     if getattr(value, "is_fully_addressable", True) or value.is_fully_replicated:
         return keras.ops.convert_to_numpy(variable)

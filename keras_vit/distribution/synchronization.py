@@ -15,11 +15,11 @@ from keras_vit.distribution.processes import agree, num_processes, process_id, s
 def synchronize(model: keras.Model) -> keras.Model:
     """Prepares a compiled model for `fit` in several PyTorch processes or on several TensorFlow devices.
 
-    On PyTorch, all processes of `initialize` get the variables of process 0, `model.optimizer` averages the gradients
-    of all processes, and each process gets different random seeds, for example for dropout. Call this function in all
-    processes after `compile`, and again after loading weights. All processes must train the same number of steps with
-    the same batch size. Pass `keras_vit.distribution.ReduceMetrics()` as a callback to `fit`.
-    `keras.layers.BatchNormalization` uses the statistics of the images of one process.
+    On PyTorch, all processes that called `initialize` get the variables of process 0. `model.optimizer` then averages
+    the gradients of all processes, and each process gets different random seeds, for example for dropout. Call this
+    function in all processes after `compile`, and again after loading weights. All processes must train the same number
+    of steps with the same batch size. Pass `keras_vit.distribution.ReduceMetrics()` as a callback to `fit`. In each
+    process, `keras.layers.BatchNormalization` normalizes with the statistics of this process' images only.
 
     On TensorFlow, this function only checks that the optimizer supports several devices. On JAX, it does nothing.
 
@@ -27,8 +27,8 @@ def synchronize(model: keras.Model) -> keras.Model:
         model: A built and compiled `keras.Model`. It is changed in place and returned.
 
     Raises:
-        ValueError: If the model is not compiled and built, is not the same in all processes, or has an optimizer that
-            TensorFlow's replicas cannot share.
+        ValueError: If PyTorch's processes do not have the same compiled and built model, or if an optimizer on several
+            TensorFlow devices scales the loss, or clips or accumulates gradients.
 
     Example:
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -140,7 +140,7 @@ def spread_seeds(model):
 def _check_optimizer(optimizer):
     """Raises ValueError if an optimizer needs the gradient of the whole batch.
 
-    On TensorFlow, Keras sums the gradients of the devices after these settings were applied.
+    On TensorFlow, Keras applies the settings below to the gradients of each device, and only then sums the gradients.
     """
     while hasattr(optimizer, "inner_optimizer"):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -161,8 +161,8 @@ def _check_optimizer(optimizer):
 def reduce_metrics(model: keras.Model) -> dict:
     """Returns the metrics of the last `evaluate`, computed for the images of all processes, as a dict of floats.
 
-    All processes must call this function. On PyTorch, it sums the variables of the metrics over the processes, which is
-    right for metrics that sum over images, such as all `keras.metrics`. On JAX and TensorFlow, the metrics already
+    All processes must call this function. On PyTorch, it sums the variables of the metrics over the processes. This is
+    right if these variables are sums over images, as in all `keras.metrics`. On JAX and TensorFlow, the metrics already
     cover all images.
 
     Example:

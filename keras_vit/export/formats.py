@@ -61,10 +61,11 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
 def write_checked(
     fmt, model, path, settings, batches, given=(), labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Exports to a temporary folder, compares outputs with the model's, and moves the files to `path`. Returns a report.
+    """Exports to a temporary folder, compares the outputs, moves the files to `path`, and returns a report.
 
-    The outputs are compared for `batches`, which are random images, and for `given`, which are the user's images. The
-    report also contains how much the outputs for `given` differ from the outputs of the model in its own precision.
+    The outputs of the export are compared with the outputs of the model for `batches`, which are random images, and for
+    `given`, which are the user's images. The report also contains how much the outputs for `given` differ from the
+    outputs of the model in its own precision.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)

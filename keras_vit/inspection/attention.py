@@ -74,7 +74,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _distances_and_counts(call, layout):
-    """Returns, for each head, the sum of the queries' mean distances in pixels, and the number of queries."""
+    """Returns, for each head, the sum of the queries' mean distances in pixels, and the number of these queries."""
     tops, lefts = (np.indices(layout.grid_size).reshape(2, -1).T * layout.patch_size).T.astype("float32")
     distances = np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
     scores = to_numpy(attention_weights(*call))[:, :, layout.num_prefix_tokens :, layout.num_prefix_tokens :]
@@ -96,16 +96,16 @@ def attention_rollout(
 
     In each block, the attention matrices of the heads are fused into one matrix, the identity is added for the residual
     branch, and each row is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The product has a
-    row for each token. If the head reads the class token, its row is returned. If the head reads the mean of the
-    patches, the mean of their rows is returned. With `pooling="map"`, this mean is weighted by the pooling layer's
-    attention. Prefix tokens are left out, so a map may sum to less than 1.
+    row for each token. If the model's head reads the class token, the row of this token is returned. If the head reads
+    the mean of the patches, the mean of the patches' rows is returned. With `pooling="map"`, this mean is weighted by
+    the attention of the pooling layer. Columns of prefix tokens are left out, so a map may sum to less than 1.
 
     Args:
         model, images, batch_size: As in `attention_maps`; the same errors are raised.
         head_fusion: "mean", "max" or "min", the function that fuses the heads.
         discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
         readout: "token" if the model's head reads the first token, "gap" if it reads the mean of all patches. None
-            selects this from the model's pooling layers. Set `readout` for a custom head.
+            selects one of the two by the model's pooling layers. Set `readout` for a custom head.
 
     Example:
     >>> attention_rollout(keras_vit.ViTTi16(image_size=(48, 32)), np.zeros((1, 48, 32, 3))).shape
@@ -128,7 +128,7 @@ def attention_rollout(
 
 
 def discard_smallest(matrices, ratio):
-    """Returns a copy of (batch, rows, columns) with the fraction `ratio` of smallest values in each matrix set to 0."""
+    """Returns a copy of `matrices`, (batch, rows, columns). In each, the fraction `ratio` of smallest values is 0."""
     flat = matrices.reshape(len(matrices), -1).copy()
     count = int(flat.shape[1] * ratio)
     if count:
@@ -143,7 +143,7 @@ def token_attention_maps(
 
     Args:
         model: A VT-ResNet of this package, or a model that contains one. Errors are as in `attention_maps`.
-        modules: Int, list of ints or None, the indices of VT modules, as `blocks` in `attention_maps`.
+        modules: Int, list of ints or None, the indices of VT modules, given as `blocks` in `attention_maps`.
         images, batch_size: As in `attention_maps`.
 
     Returns:

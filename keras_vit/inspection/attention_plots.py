@@ -50,7 +50,7 @@ def images_and_attention(images, attention):
 
 
 class TensorBoardAttention(TensorBoardPictures):
-    """Callback that writes the `attention_rollout` of a few images to TensorBoard, drawn as `attention_overlay`.
+    """Callback that writes the `attention_rollout` of a few images to TensorBoard, drawn with `attention_overlay`.
 
     Args:
         log_dir: The log folder, preferably not the folder of `keras.callbacks.TensorBoard`.
@@ -96,7 +96,7 @@ def plot_attention_rollout(
     Args:
         images: As in `attention_overlay`.
         attention: (number, rows, columns), from `attention_rollout` or `gradient_rollout`.
-        path: Path of a .png file to write, or None. An existing file is replaced; a failed write leaves no file.
+        path: Path of a .png file to write, or None. An existing file is replaced. If writing fails, it is kept.
         titles: A title per image, or None.
 
     Raises:
@@ -135,7 +135,7 @@ def plot_attention_maps(
     grid_size: tuple[int, int] | None = None,
     query: int | None = None,
 ):
-    """Plots how much one token attends to each patch, with one panel for each head, and returns the figure.
+    """Plots how much one token attends to each patch, and returns the figure, which has one panel for each head.
 
     Each panel has a separate scale, and its title contains the maximum.
 
@@ -200,7 +200,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
 
 def _heat(image, maps, kind):
-    """Draws each of the `maps`, (number, rows, columns), over the grey image; returns the figure and its panels."""
+    """Draws each map, (rows, columns), of `maps` over the image in grey; returns the figure and its panels."""
     images, _ = images_and_attention(shaped("image", image, "height, width, channels")[None], maps[:1])
     height, width = images.shape[1:3]
     across = min(len(maps), 6 if len(maps) > 4 else 4)

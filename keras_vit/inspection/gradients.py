@@ -15,9 +15,9 @@ def gradient_rollout(
 ) -> np.ndarray:
     """Returns gradient-weighted attention rollout for a class, float32 (batch, rows, columns), non-negative.
 
-    In each block, the attention weights are multiplied by the gradient of the class output with respect to them,
-    negative products are set to 0, and the mean over the heads is a matrix B. The matrices I + B of all blocks are
-    multiplied, where I is the identity. Then I is subtracted, and the row that the head reads is returned, as in
+    In each block, the attention weights are multiplied by the gradient of the class's output with respect to these
+    weights, negative products are set to 0, and the mean over the heads is a matrix B. The matrices I + B of all blocks
+    are multiplied, where I is the identity. Then I is subtracted, and the row that the head reads is returned, as in
     `attention_rollout`. Only one block's gradients are in memory at a time.
 
     Args:
@@ -46,7 +46,7 @@ def gradient_rollout(
 
 
 def batches_and_classes(model, images, classes, batch_size):
-    """Yields pairs of a batch of images and its integer classes, or None to explain the top-1 classes."""
+    """Yields (batch of images, its classes as integers). If `classes` is None, yields None instead of the integers."""
     parts = batches(model, images, batch_size)
     if classes is not None:
         number = len(keras.tree.flatten(images)[0])
@@ -93,7 +93,7 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot classes, (batch, num_classes), for a model's list of outputs. None means the top-1 classes."""
+    """Returns one-hot classes, (batch, num_classes), given a model's outputs. If `classes` is None, uses the top-1."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -106,7 +106,7 @@ def class_weights(outputs, classes):
 
 
 def gradients(function, *values) -> list:
-    """Returns the gradients of a scalar function on any backend. Values that do not affect it have the gradient 0."""
+    """Returns the gradients of a scalar function on any backend. If a value has no effect, its gradient is 0."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf  # noqa: TID251
@@ -131,9 +131,9 @@ def gradients(function, *values) -> list:
 
 
 def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None, batch_size: int = 8) -> np.ndarray:
-    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: how much each position raises the class output.
+    """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: how much each position raises a class's output.
 
-    Each channel of a feature map is multiplied by the mean gradient of the class output with respect to this channel.
+    Each channel of a feature map is multiplied by the mean gradient of this output with respect to the channel.
     The channels are summed, and negative sums are set to 0. Plot the result with `plot_attention_rollout` or
     `attention_overlay`.
 

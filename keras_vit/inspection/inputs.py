@@ -49,10 +49,11 @@ def batches(model, inputs, batch_size) -> list:
 
 
 def collect(name, value, depth, parts, compute):
-    """Calls `compute(batch, indices)` for each batch in `parts`, and concatenates the arrays of each index.
+    """Calls `compute(batch, indices)` for each batch in `parts`, and concatenates the arrays that it returns.
 
-    `value` is the value of the argument `name`: an index below `depth`, a list of indices, or None for all indices.
-    `parts` are the batches. Returns one array if `value` is an int, else a list of one array per index.
+    `compute` returns one array per index. The indices come from `value`, the value of the argument `name`, which is an
+    index below `depth`, a list of indices, or None for all indices. Returns one array if `value` is an int, else a list
+    of one array per index.
     """
     chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):

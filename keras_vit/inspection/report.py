@@ -54,12 +54,12 @@ def write_report(
 
     The file shows the top classes of each image, its attention rollout, its gradient rollout for the top-1 class, and
     the attention of each head in the last block. Then it shows the mean attention distance, the position similarity and
-    the embedding filters of the model, and the summary of Keras.
+    the embedding filters of the model, and its `summary()`.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
         images: Paths of image files, at least one, read with the model's evaluation transform.
-        path: Path of the .html file to write. An existing file is replaced; a failed write leaves no file.
+        path: Path of the .html file to write. An existing file is replaced. If writing fails, it is kept.
         top: Int, the maximum number of classes to show.
         title: The page's title. The default contains the model's name.
         notes: Text to show before the model's summary, for example from `keras_vit.profile`.
@@ -150,7 +150,7 @@ def _model_sections(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # `summary` cuts lines that are wider than the default width if there is no terminal.
+    # Keep the default `line_length`. Without a terminal, `summary` would cut longer lines.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
