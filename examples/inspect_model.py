@@ -7,9 +7,9 @@ By default, the script trains a small model on scikit-learn's 1,797 handwritten 
 Paper:    arXiv 2010.11929, section 4.5, figures 6 and 7, appendices D.7 and D.8.
 Command:  python examples/inspect_model.py
 Hardware: 2 CPU cores, about a minute.
-Expected: on the digits, 95% training accuracy after 10 epochs and attention on the strokes; attention distance does not
-          grow with depth in a model this small. The published ViT-B/16 has a mean distance of 82 pixels in the first
-          block, 55 in the second and 118 in the last, at image size 224.
+Expected: on the digits, 95% training accuracy after 10 epochs, and attention on the strokes. In a model this small, the
+          attention distance does not grow with depth. At image size 224, the published ViT-B/16 has a mean distance of
+          82 pixels in the first block, 55 in the second and 118 in the last.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def parse_arguments(argv=None):
     add("--epochs", type=positive_int, default=10, help="the number of epochs")
     add("--batch-size", type=positive_int, default=64, help="the number of images per step")
     add("--learning-rate", type=float, default=1e-3, help="the learning rate of AdamW")
-    add("--seed", type=int, default=0, help="the random seed of weights and order")
+    add("--seed", type=int, default=0, help="the random seed of the weights and of the order of the images")
     args = parser.parse_args(argv)
     if bool(args.weights) != bool(args.images):
         parser.error("expected both --weights and --images, or neither")

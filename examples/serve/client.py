@@ -1,6 +1,6 @@
-"""Classifies image files with a server, TensorFlow Serving or server.py; uses only the standard library.
+"""Sends image files to a server and prints their classes. It uses only the standard library.
 
-The model must be exported with postprocess="classify".
+The server is TensorFlow Serving or server.py. Its model must have been exported with postprocess="classify".
 
 Command:  python examples/serve/client.py cat.jpg dog.png
 Hardware: any.

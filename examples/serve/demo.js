@@ -1,5 +1,5 @@
-// Sends image files to the server, one after the other, and shows its answers. Names of files and classes are only ever
-// set as text.
+// Sends image files to the server, one after the other, and shows its answers. Names of files and classes are always
+// inserted as text, never as HTML.
 "use strict";
 
 const TIMEOUT = 120_000;
@@ -28,7 +28,7 @@ function base64(file) {
   });
 }
 
-// The server's response and its text.
+// Returns the server's response and the text of its body.
 async function post(body) {
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body };
   try {
@@ -53,7 +53,7 @@ async function predict(file) {
   try {
     answer = JSON.parse(text);
   } catch {
-    // What stands before the server may answer in other words.
+    // A proxy in front of the server may answer with text that is not JSON.
   }
   if (!answer.predictions) {
     throw new Error(answer.error ?? `The server answered ${response.status} ${response.statusText}.`);
@@ -65,7 +65,7 @@ async function predict(file) {
   return { row, milliseconds };
 }
 
-// The five largest numbers of each output that is a vector, for exports without class names.
+// Returns the five largest values of each output that is a vector, for exports without class names.
 function largest(row) {
   const outputs = Object.entries(row).filter(([name]) => !NOT_OUTPUTS.includes(name));
   return outputs.filter(([, values]) => typeof values[0] === "number").flatMap(([name, values]) => {
@@ -120,7 +120,7 @@ async function show(article, file) {
     }
     if (row.attention) drawAttention(article.querySelector("canvas"), row.attention, row.attention_corners);
     note.textContent = `Answered in ${Math.round(milliseconds)} ms.`;
-    if (!predictions.length) note.append(" This export has no output of one vector per image, so none is shown.");
+    if (!predictions.length) note.append(" No output of this export is one vector per image, so none is shown.");
     else if (!row.labels) note.append(" This export has no class names: these are its largest outputs.");
     report(file, predictions.length ? `${predictions[0].label} ${predictions[0].value}` : note.textContent);
   } catch (error) {
@@ -130,7 +130,7 @@ async function show(article, file) {
   }
 }
 
-// Screen readers read this text when it changes.
+// Updates the status text, which screen readers read when it changes.
 function report(file, text) {
   answered += 1;
   find("status").textContent = `${answered} of ${total}: ${file.name}: ${text}`;
@@ -143,7 +143,7 @@ function add(files) {
   files.forEach((file, i) => (queue = queue.then(() => show(articles[i], file))));
 }
 
-// Adds a button with a sample image of the server.
+// Adds a button with a sample image from the server.
 async function addSample(name, i) {
   const response = await fetch(`/samples/${i}`);
   if (!response.ok) return;
@@ -176,20 +176,20 @@ find("strength").addEventListener("input", ({ target }) => {
 if (signature) {
   find("files").addEventListener("change", ({ target }) => {
     add([...target.files]);
-    // So that the same file can be chosen again.
+    // Clear the input, so that the same file can be chosen again.
     target.value = "";
   });
   addSamples();
 } else {
   find("files").disabled = true;
-  find("status").textContent = "This model takes no image files, since its images have neither 1 nor 3 channels.";
+  find("status").textContent = "This model takes no image files, because its images have neither 1 nor 3 channels.";
 }
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
   if (signature) document.body.classList.add("over");
 });
 document.addEventListener("dragleave", (event) => {
-  // Between two elements of the page, the files are still above the page.
+  // If the pointer only moves from one element of the page to another, relatedTarget is that other element.
   if (!event.relatedTarget) document.body.classList.remove("over");
 });
 document.addEventListener("drop", (event) => {

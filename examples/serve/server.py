@@ -1,7 +1,7 @@
 """A small SavedModel server with TensorFlow Serving's REST interface, to try a model and its clients without Docker.
 
-For production, use TensorFlow Serving: see docker-compose.yml. Needs TensorFlow and waitress, but neither Keras nor
-keras_vit.
+For production, use TensorFlow Serving: see docker-compose.yml. This server needs TensorFlow and waitress, but neither
+Keras nor keras_vit.
 
 Command:  pip install tensorflow waitress
           python examples/serve/server.py models/vit --port 8501
@@ -37,7 +37,8 @@ import tensorflow as tf
 import waitress
 
 # 8 MB are enough for 32 JPEG files of 180 kB in base64, or for 4 images of 224 x 224 as JSON numbers. The server parses
-# 8 MB of JSON in up to half a second. Other requests wait for this time.
+# 8 MB of JSON in up to half a second. Other requests wait
+# during this time.
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 # A request must arrive within REQUEST_TIMEOUT seconds. A stopped server answers pending requests for GRACE seconds.
 REQUEST_TIMEOUT, GRACE = 120, 10
@@ -52,7 +53,8 @@ PAGE = {
 }
 # The file types of the sample images on the page.
 SAMPLES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
-# Browsers then load only these files and the pictures that the user selects, and do not run text as code.
+# With these headers, browsers only load the files of this server and the pictures that the user selects. They do not
+# run text as code.
 HEADERS = [
     (
         "Content-Security-Policy",
@@ -75,7 +77,7 @@ class Model:
     def __init__(self, folder):
         if not Path(folder).is_dir():
             raise SystemExit(f"There is no folder {folder}. Expected a folder with the versions of a model.")
-        # Do not use str.isdigit, which is also True for digits of other scripts.
+        # Do not use str.isdigit, which is also True for digits that are not ASCII.
         versions = [path for path in Path(folder).iterdir() if path.is_dir() and re.fullmatch("[0-9]+", path.name)]
         for path in sorted(versions, key=lambda version: int(version.name), reverse=True):
             try:
@@ -128,12 +130,12 @@ class Model:
 
 
 def _log(text):
-    """Writes one line to the log, with control characters and other scripts escaped."""
+    """Writes one line to the log. Control characters and characters that are not ASCII are escaped."""
     print(text.encode("unicode_escape").decode(), file=sys.stderr, flush=True)
 
 
 def _reason(error):
-    """Returns the line of a TensorFlow error that explains it."""
+    """Returns the line of a TensorFlow error message that contains the reason."""
     lines = (getattr(error, "message", None) or str(error)).splitlines()
     about = ("Graph execution error", "Detected at", "<stack", "\t", " ")
     return next((line for line in lines if line and not line.startswith(about)), "The model refused the request.")
@@ -150,7 +152,7 @@ def _columns(instances, specs, max_rows):
         raise BadRequestError('Expected "instances" to be a list of one row or more.')
     # Check the number of rows before they become dicts, which need a hundred times the memory of the text.
     _check_rows(instances, max_rows)
-    # With one input, its name may be omitted.
+    # If the signature has one input, a row may leave out the name of the input.
     rows = [row if isinstance(row, dict) and set(row) != {"b64"} else {next(iter(specs)): row} for row in instances]
     if any(set(row) != set(specs) for row in rows):
         raise BadRequestError(f"Expected each instance to have {sorted(specs)}.")
@@ -243,7 +245,7 @@ class Application:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     def respond(self, environ):
-        """Returns the status and the JSON of a response, or the (type, bytes) of a file of the page."""
+        """Returns the status and the body of a response: a dict for JSON, or (type, bytes) for a file of the page."""
         # WSGI passes the bytes of a path as Latin-1.
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].encode("latin-1").decode(errors="replace")
         address = f"/v1/models/{self.name}"
@@ -253,7 +255,7 @@ class Application:
         expected = "POST" if path == f"{address}:predict" else "GET"
         if method != expected and (method, expected) != ("HEAD", "GET"):
             return HTTPStatus.METHOD_NOT_ALLOWED, {"error": f"Expected {expected} {path}. Received: {method}"}
-        # A browser sends the origin of the page that makes the POST request.
+        # A browser sends the origin of the page that makes the POST request. Refuse pages of other servers.
         origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST")
         if method == "POST" and origin is not None and urlsplit(origin).netloc != host:
             error = f"Expected a request from a page of {host}. Received: a request from a page of {origin}"
@@ -277,7 +279,7 @@ class Application:
         return HTTPStatus.OK, call()
 
     def _file(self, name, kind):
-        """Returns the type and the bytes of a file of the page, with a description of the model."""
+        """Returns the type and the bytes of a file of the page. {{model}} is replaced by a description of the model."""
         model = {"name": self.name, "version": self.model.version, "max_body": self.max_body}
         model["signatures"] = sorted(self.model.signatures)
         model["samples"] = [path.name for path in self.samples.values()]
@@ -319,7 +321,7 @@ def serve(server, application, connections, request_timeout):
         signal.signal(number, stopped)
     threading.Thread(target=server.run, daemon=True).start()
     while not stop.wait(1):
-        # Close connections of slow clients. A client that sends a byte per minute never reaches the idle timeout.
+        # Close connections of slow clients. A client that sends a byte per second never reaches the idle timeout.
         now, channels = time.monotonic(), [c for c in list(connections.values()) if getattr(c, "request", None)]
         arriving = {c: arriving[c] if arriving.get(c, [None])[0] is c.request else (c.request, now) for c in channels}
         for channel, (_, since) in arriving.items():
@@ -387,7 +389,7 @@ def main(argv=None):
         parser.error(f"argument --samples: expected a folder. Received: {samples}")
     files = sorted(filter(Path.is_file, Path(samples).iterdir())) if samples else []
     samples = [path for path in files if path.suffix.lower() in SAMPLES]
-    # Give TensorFlow more threads. Four large images, decoded at the same time, would otherwise use all of them.
+    # Give TensorFlow more threads. By default, decoding four large images at the same time would use all threads.
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(8 * args["threads"]))
     limits = args.pop("max_rows"), args["max_body"]
     name = name or Path(folder).resolve().name

@@ -66,7 +66,7 @@ def on_page_markdown(markdown, page, **kwargs):
 def api_pages():
     """Returns {path: Markdown} of the API pages.
 
-    Each public object is on one page. If another module has the same object, its page has a link.
+    Each public object is on one page. If another module also has the object, the page of that module has a link to it.
     """
     homes = {id(getattr(builders, name)): f"keras_vit.{name}" for name in builders.__all__}
     pages = {"api/keras_vit.md": module_page("keras_vit", keras_vit, homes), "api/builders.md": builders_page()}

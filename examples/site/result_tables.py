@@ -186,8 +186,8 @@ def studies():
 def study(name, score, columns=None):
     """Returns a table of a score for each case of a study, with mean and standard deviation over the seeds.
 
-    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid with this title, and
-    the last word of each case is its column.
+    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid. The last word of
+    each case then selects the column, and `columns` is the title of all columns.
     """
     found = result(f"study_{name}")
     by_case = {}
@@ -512,7 +512,7 @@ def mae_step():
 
 
 def exports():
-    """Returns the table of exports, which its benchmark formats."""
+    """Returns the table of exports, as formatted by the script of this benchmark."""
     return benchmark("export").table(RESULTS)
 
 
