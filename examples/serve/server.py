@@ -37,8 +37,7 @@ import tensorflow as tf
 import waitress
 
 # 8 MB are enough for 32 JPEG files of 180 kB in base64, or for 4 images of 224 x 224 as JSON numbers. The server parses
-# 8 MB of JSON in up to half a second. Other requests wait
-# during this time.
+# 8 MB of JSON in up to half a second. Other requests wait during this time.
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 # A request must arrive within REQUEST_TIMEOUT seconds. A stopped server answers pending requests for GRACE seconds.
 REQUEST_TIMEOUT, GRACE = 120, 10

@@ -16,7 +16,7 @@ TITLES = re.compile(
     r"(?:^|(?<=\. ))(Example|Reference|Input and output shape|Input shape|Output shape|Attributes(?=: )):(?=\s|$)",
     re.MULTILINE,
 )
-# Matches several arguments in one line, such as "mean, std: ...". griffe would take the text after a space for a type.
+# Matches several arguments in one line, such as "mean, std: ...". griffe would read the text after a space as a type.
 SEVERAL = re.compile(r"^    \w+(?:, \w+)+:", re.MULTILINE)
 EN_SPACE = "\u2002"
 # Matches the `Preprocessing` in the docstring of a builder. Its many fields are left out in the API pages.

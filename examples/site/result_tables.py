@@ -148,7 +148,7 @@ def distillation():
 
 
 def semi_supervised():
-    """Returns a table of accuracy with 1,000 labels, and of compute, for Noisy Student and Meta Pseudo Labels."""
+    """Returns a table of the accuracy and compute of Noisy Student and Meta Pseudo Labels with 1,000 labels."""
     found = result("semi_supervised")
     titles = {
         "supervised": "only labelled images",
@@ -187,7 +187,7 @@ def study(name, score, columns=None):
     """Returns a table of a score for each case of a study, with mean and standard deviation over the seeds.
 
     A sentence above the table gives the core hours. If `columns` is not None, the table is a grid. The last word of
-    each case then selects the column, and `columns` is the title of all columns.
+    each case then selects the column, and `columns` is the term for these words in the title.
     """
     found = result(f"study_{name}")
     by_case = {}
@@ -270,7 +270,7 @@ def curves():
 
 
 def low_precision():
-    """Returns a table of the runs in low precision at a high learning rate that stayed finite."""
+    """Returns a table of how many training runs in low precision, at a high learning rate, stayed finite."""
     groups = {}
     for run in result("low_precision")["runs"]:
         groups.setdefault((run["backend"], run["model"], run["policy"]), []).append(run)
@@ -324,7 +324,7 @@ def ratio(spread):
     """
     width = "" if spread["coverage"] >= 0.95 else f", in {spread['coverage']:.0%}"
     interval = f" ({spread['low']:.2f} to {spread['high']:.2f}{width})" if spread["coverage"] else ""
-    # Keep the text on one line.
+    # Non-breaking spaces keep the text on one line.
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
@@ -420,7 +420,7 @@ def loading():
 
 
 def pipeline(task):
-    """Returns a table of images per second of one core for an input pipeline, compared with other pipelines."""
+    """Returns a table of images per second on one core, for the input pipeline of this package and for others."""
     titles = {
         "keras_vit": "`keras_vit.data`",
         "resized": "`keras_vit.data` on a copy made by `resize_folder`",
@@ -444,7 +444,7 @@ def pipeline(task):
 
 
 def growth():
-    """Returns a table of how memory grows with the number of tokens between the two largest images."""
+    """Returns a table of the exponents by which memory grows with the number of tokens, for the two largest images."""
     own = benchmark("growth")
     cells = []
     for backend, title in BACKENDS.items():
@@ -457,7 +457,7 @@ def growth():
 
 
 def int8():
-    """Returns a table of the speed and top-1 accuracy of exported ViT-B/16, compared with float32 in each runtime."""
+    """Returns a table of the speed of exported ViT-B/16 relative to float32, and of how often both agree in top-1."""
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]

@@ -13,7 +13,7 @@ import keras
 
 # The parent may hold all GPU memory, so child processes use the CPU.
 CPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-# This package may only be importable with the parent's sys.path, so set it first.
+# The child process may find this package only with the parent's sys.path, so set the path first.
 START = (
     "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['path']; "
     "from keras_vit.export.child import main; main(job)"
@@ -81,7 +81,9 @@ def custom_objects(model, custom_module=None):
         if custom_module is not None:
             module = os.fspath(custom_module)
         elif module == "__main__" or not hasattr(sys.modules.get(module), name):
-            received = f"{name!r}, which is defined in the running script, not at the top of a file, or not registered"
+            received = (
+                f"{name!r}, which is defined in the running script, is not at the top of a file, or is not registered"
+            )
             raise ValueError(f"Expected layers that another process can import. Received: {received}. {ADVICE}")
         found[registered] = (module, name)
     return found

@@ -249,8 +249,8 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
     input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations are measured on
     `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The report's
     `change` contains the number of these images that keep their top-1 class. Also measure this number on other images,
-    because the ranges do not fit them as well. This precision is meant for processors that multiply in int8, with the
-    instructions VNNI or AMX.
+    because the ranges fit other images less well. This precision is meant for processors that multiply in int8, with
+    the instructions VNNI or AMX.
     """
     return write_file(FORMATS["openvino"], model, path, **options)
 

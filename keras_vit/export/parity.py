@@ -32,7 +32,7 @@ def summary(report: dict) -> str:
 def probes(model: keras.Model) -> list[np.ndarray]:
     """Returns random batches of 2, 1 and 3 images in the model's input range.
 
-    If the model takes any image size, the images of each batch have another size.
+    If the model takes any image size, the size differs between the batches.
     """
     inputs = getattr(model, "inputs", None)
     if not inputs or len(inputs) != 1:

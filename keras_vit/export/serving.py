@@ -142,7 +142,7 @@ def saved_model(
         try:
             AttentionTaps(model).rollout(sample[:1])
         except ValueError as error:
-            raise ValueError(f"Expected a model that has attention rollout with attention=True. {error}") from error
+            raise ValueError(f"Expected a model that supports attention rollout for attention=True. {error}") from error
     settings = {"precision": "float32", "server": server, "attention": attention, "warm_up": list(warm_up)}
     settings["names"] = _names_of_outputs(model, attention)
     batches = [sample], parity.split_batches(given)

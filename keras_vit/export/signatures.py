@@ -125,7 +125,7 @@ class Server:
         images, status, seen = self._read(image_bytes)
         taps = AttentionTaps(self._model)
         outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
-        # If the patch size does not divide the image size, the patches do not cover the right and bottom edge.
+        # If the patch size does not divide the image size, the patches cover only these parts of the height and width.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
         return self._readable_rows({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)
