@@ -76,7 +76,7 @@ def fit_head(model, train, test, args):
         train[1],
         args.batch_size,
         epochs=args.epochs,
-        # The test images only monitor the training. The weights of the last epoch are saved, whatever its test accuracy.
+        # The test images only monitor the training. The weights of the last epoch are always saved.
         validation_data=((test[0] - mean) / std, test[1]),
         verbose=2,
     )

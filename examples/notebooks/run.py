@@ -28,7 +28,7 @@ PICTURES = [
     "--InlineBackend.figure_formats={'jpeg'}",
     "--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'dpi': 64, 'pil_kwargs': {'quality': 75}}",
 ]
-# Log lines of TensorFlow's C++ code, which appear before logging can be switched off.
+# Matches the log lines that TensorFlow's C++ code writes before logging can be switched off.
 NATIVE_LOGS = re.compile(
     r"^(WARNING: All log messages before absl|[IW]\d{4} \d\d:|To enable the following).*\n?", re.MULTILINE
 )

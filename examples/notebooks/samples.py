@@ -1,8 +1,8 @@
 """Sample pictures and weights for the notebooks of this folder.
 
 The notebooks look for the files in the inputs of a Kaggle notebook, then in the folder that the environment variable
-KERAS_VIT_SAMPLES names. If the files are not found, the notebooks use scikit-learn's handwritten digits and a small ViT
-instead. With KERAS_VIT_QUICK=1, the notebooks use only a few digits.
+KERAS_VIT_SAMPLES contains. If the files are not found, the notebooks use scikit-learn's handwritten digits and a small
+ViT instead. With KERAS_VIT_QUICK=1, the notebooks use only a few digits.
 """
 
 import itertools
@@ -79,7 +79,7 @@ def photos():
 
 
 def competition():
-    """Returns a folder with a competition's train.csv, test.csv and images, and solution.csv for the test images."""
+    """Returns a folder with a competition: train.csv, test.csv, images, and solution.csv with the test labels."""
     import pandas as pd
 
     folder = Path("competition")

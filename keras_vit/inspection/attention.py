@@ -112,8 +112,8 @@ def attention_rollout(
     (1, 3, 2)
 
     Reference: [arXiv 2005.00928](https://arxiv.org/abs/2005.00928), section 3; for ViT [arXiv
-    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8. The ViT paper fuses heads by the mean, and its code by
-    the maximum.
+    2010.11929](https://arxiv.org/abs/2010.11929), appendix D.8. The ViT paper describes a mean of the heads, and
+    the code of its authors computes the maximum.
     """
     arguments.choice("head_fusion", head_fusion, tuple(FUSIONS))
     arguments.rate("discard_ratio", discard_ratio)

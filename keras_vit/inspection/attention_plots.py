@@ -62,7 +62,8 @@ class TensorBoardAttention(TensorBoardPictures):
 
     Raises:
         ImportError: If TensorFlow, which writes the logs on every backend, is not installed.
-        ValueError: If an argument is out of range, or the model does not have exactly one ViT.
+        ValueError: If an argument is out of range, or if the model does not have exactly one ViT or has no
+            `normalization` layer.
     """
 
     name = "attention"

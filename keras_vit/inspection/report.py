@@ -52,13 +52,13 @@ def write_report(
 ) -> Path:
     """Writes a single HTML file that shows how a model processes some images, and returns its path.
 
-    The file shows the top classes of each image, its attention rollout, its gradient rollout for the top-1 class, and
-    the attention of each head in the last block. Then it shows the mean attention distance, the position similarity and
-    the embedding filters of the model, and its `summary()`.
+    For each image, the file shows the top classes, the attention rollout, the gradient rollout for the top-1 class, and
+    the attention of each head in the last block. Then, for the model, it shows the mean attention distance, the
+    position similarity, the embedding filters and Keras' summary.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
-        images: Paths of image files, at least one, read with the model's evaluation transform.
+        images: Paths of at least one image file. The files are read with the model's evaluation transform.
         path: Path of the .html file to write. An existing file is replaced. If writing fails, it is kept.
         top: Int, the maximum number of classes to show.
         title: The page's title. The default contains the model's name.
@@ -84,7 +84,7 @@ def write_report(
         raise ValueError("Expected `images` to hold at least one path. Received: none")
     taps = AttentionTaps(model)
     title = html.escape(title or f"What {model.name} sees")
-    # Open the file and read the images first, so that errors are raised before the computation starts.
+    # Check the folder of `path` and read the images first, so that errors are raised before the computation starts.
     with replacing(path) as temporary:
         arrays = [read_image(image, model) for image in images]
         body = "\n".join([*_image_sections(taps, images, arrays, top), *_model_sections(model, notes)])
