@@ -18,7 +18,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     """Connects the processes of one training run, on JAX or PyTorch.
 
     Call this function in each process before any other function of Keras. It returns when all processes have called it.
-    Pass all three arguments or none. Without arguments, the function reads the settings of `torchrun` (PyTorch) or
+    Pass all three arguments or none. If none are given, the function reads the settings of `torchrun` (PyTorch) or
     SLURM (JAX) from environment variables. If neither `torchrun` nor SLURM started the process, it then does nothing.
 
     Args:

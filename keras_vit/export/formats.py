@@ -144,7 +144,7 @@ def refuse_existing(path, overwrite):
 
 @contextlib.contextmanager
 def _draft(path, overwrite):
-    """Yields a path in a temporary folder. On success, moves all files from there to the folder of `path`."""
+    """Yields a path in a temporary folder. On success, moves all files from this folder to the folder of `path`."""
     refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     # TensorFlow Serving only loads folders whose name is a number, so it ignores the draft.
@@ -219,8 +219,8 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
 
     Returns:
         A dict: `path`, `precision`, `size` (bytes), `difference` (the largest difference from the outputs of the model
-        with weights in `precision`), `num_checked` (the number of compared images) and `change`. Without `images`,
-        `change` is None. With `images`, it is a dict that compares the first output with the original model:
+        with weights in `precision`), `num_checked` (the number of compared images) and `change`. If no `images` are
+        given, `change` is None. With `images`, it is a dict that compares the first output with the original model:
         `num_images`, the `largest` and the `mean` absolute difference, and `same_top1`, the number of images whose
         top-1 class stays the same. With `labels`, it also contains the accuracies `before` and `after` the export.
 
@@ -248,7 +248,7 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
     `precision="int8_static"` also computes matrix products in int8, with NNCF (`pip install nncf`). Dense layers whose
     input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations are measured on
     `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The report's
-    `change` contains the number of these images that keep their top-1 class. Also measure this number on other images,
+    `change` contains the number of these images that keep their top-1 class. Measure this number on other images too,
     because the ranges fit other images less well. This precision is meant for processors that multiply in int8, with
     the instructions VNNI or AMX.
     """

@@ -137,7 +137,7 @@ STATIC = "int8_static"
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
     """Returns a copy of a model with rounded weights, or with int8 dense kernels.
 
-    For float32 and int8_static, the model itself is returned.
+    If the precision is float32 or int8_static, the model itself is returned.
     """
     if precision in ("float32", STATIC):
         return model

@@ -72,8 +72,8 @@ def saved_model(
             and numbers for other models.
         top: Int, the number of most probable classes to return. If the model has fewer classes, all are returned.
         overwrite: Bool, whether to replace an existing folder.
-        warm_up: Batch sizes of warm-up requests; () means none. When TensorFlow Serving loads the model, it runs these
-            requests for each signature, so that the first client does not wait. Writing them needs
+        warm_up: Batch sizes of warm-up requests; () means none. TensorFlow Serving runs these requests for each
+            signature while it loads the model, so that the first client does not wait. Writing the requests needs
             `pip install tensorflow-serving-api`.
         image_size: Int or (height, width) in pixels, the size to which `serving_bytes` resizes images if the model
             takes any size; default 224 x 224.

@@ -52,9 +52,9 @@ def write_report(
 ) -> Path:
     """Writes a single HTML file that shows how a model processes some images, and returns its path.
 
-    For each image, the file shows the top classes, the attention rollout, the gradient rollout for the top-1 class, and
-    the attention of each head in the last block. Then, for the model, it shows the mean attention distance, the
-    position similarity, the embedding filters and Keras' summary.
+    The part for each image shows the top classes, the attention rollout, the gradient rollout for the top-1 class, and
+    the attention of each head in the last block. The part for the model shows the mean attention distance, the position
+    similarity, the embedding filters and Keras' summary.
 
     Args:
         model: As in `attention_maps`, with images as its only input.
