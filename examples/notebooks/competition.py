@@ -2,9 +2,10 @@
 # # A competition from train.csv to submission.csv
 #
 # The files are those of an image classification competition: `train.csv` with a file and a label per row, `test.csv`
-# with files only, and a folder of images. This notebook cross-validates a Vision Transformer with mixed precision,
-# MixUp, a learning rate schedule, an average of the weights (EMA) and early stopping. Then it predicts the test images
-# with test-time augmentation, averages the predictions of all folds, and writes `submission.csv`.
+# with files only, and a folder of images. This notebook cross-validates a Vision Transformer. It trains one model per
+# fold with mixed precision, MixUp, a learning rate schedule, an average of the weights (EMA) and early stopping. Then
+# it predicts the test images with test-time augmentation, averages the predictions of all models, and writes
+# `submission.csv`.
 #
 # **Contents**: 1 The files · 2 Settings · 3 One model per fold · 4 Mistakes on held-out images · 5 Attention ·
 # 6 submission.csv · 7 Several labels, or a number
@@ -15,17 +16,18 @@
 # ## 1 The files
 #
 # `samples.py`, which lies beside this notebook in the repository, makes a competition of Oxford 17 Flowers, or of
-# handwritten digits: a quarter of the images are the test images, and `solution.csv` contains their labels. Many
-# competitions forbid a network connection. For such a competition on Kaggle, collect the package and this module on a
-# machine with a network, in a clone of the repository. Then attach the folder `inputs` and a checkpoint as inputs of
-# the notebook:
+# handwritten digits: a quarter of the images are the test images, and `solution.csv` contains their labels.
+#
+# Many competitions on Kaggle forbid a network connection. For these, run the following command in a clone of the
+# repository, on a machine with a network. It puts the package and `samples.py` into the folder `inputs`. Attach this
+# folder and a checkpoint as inputs of the notebook:
 #
 # ```
 # pip wheel --no-deps --wheel-dir inputs . && cp examples/notebooks/samples.py inputs
 # ```
 #
-# Then these are the first lines of the notebook. The path of the competition replaces `samples.competition()`, and the
-# path of the checkpoint replaces `samples.weights()`:
+# Begin the notebook with the following lines. In the next cell, replace `samples.competition()` by the path of the
+# competition and `samples.weights()` by the path of the checkpoint:
 #
 # ```
 # !pip install --no-index --no-deps /kaggle/input/inputs/keras_vit-*.whl
@@ -52,8 +54,9 @@ train.head(3)
 # %% [markdown]
 # ## 2 Settings
 #
-# These settings are for two CPU cores and a quarter of an hour. With a GPU, train all blocks at 224 or 384 pixels with
-# five folds and more epochs. `mixed_bfloat16` suits CPUs and newer GPUs; for Kaggle's GPUs, set `mixed_float16`.
+# With these settings, the notebook takes a quarter of an hour on two CPU cores. With a GPU, train all blocks at 224 or
+# 384 pixels with five folds and more epochs. `mixed_bfloat16` suits CPUs and newer GPUs; for Kaggle's GPUs, set
+# `mixed_float16`.
 
 # %%
 keras.config.set_dtype_policy("mixed_bfloat16")
@@ -70,9 +73,8 @@ def build():
 # %% [markdown]
 # ## 3 One model per fold
 #
-# `folds` stratifies: each fold has its share of every class. MixUp makes one-hot labels, so the validation data also
-# has one-hot labels. `SwapEMAWeights` comes before `EarlyStopping`, so that `EarlyStopping` compares and keeps the
-# averaged weights.
+# `folds` stratifies: each fold has its share of every class. MixUp makes one-hot labels, so the validation data has
+# them too. `SwapEMAWeights` comes before `EarlyStopping`, which then compares and keeps the averaged weights.
 
 
 # %%
@@ -144,9 +146,9 @@ keras_vit.inspection.plot_predictions(images, truth[hardest], probabilities[hard
 # %% [markdown]
 # ## 5 Attention
 #
-# For each class, the next cell shows the held-out image to which the last model gives this class with the highest
-# probability. The bright patches contributed to this class: `gradient_rollout` weights the attention of all blocks by
-# the gradient of the class.
+# For each class, this is the held-out image to which the last model gives the highest probability of this class. The
+# bright patches contributed to it: `gradient_rollout` weights the attention of all blocks by the gradient of
+# the class.
 
 # %%
 rows, values = held_out[-1]
@@ -159,7 +161,7 @@ samples.show(keras_vit.inspection.attention_overlay(images, attention), names, c
 # ## 6 submission.csv
 #
 # `tta="flip"` averages the probabilities of each image and its mirror image, and `ensemble` averages the predictions of
-# all folds. The models are read from their files, so that this part can be a notebook of its own.
+# all folds. The models are read from their files, so that this part can also run in a separate notebook.
 
 # %%
 predictions = []
@@ -181,13 +183,11 @@ if (folder / "solution.csv").exists():
 # %% [markdown]
 # ## 7 Several labels, or a number
 #
-# Not every competition has one class per image. The rest of the notebook stays as it is; the head, the labels and the
-# loss change:
+# Not every competition has one class per image. For other competitions, change only the head, the labels and the loss:
 #
-# - For several classes per image, such as "cat dog" in one cell, use `label_separator=" "` (or a list of 0/1 columns as
-#   `label_column`), `task="multi_label"` and `BinaryCrossentropy`. The predictions are a probability per class.
-# - For a number, such as an age, use `labels="float"`, `task="regression"` and `MeanSquaredError`. The predictions are
-#   the numbers.
+# - Several classes per image, such as "cat dog" in one cell: `label_separator=" "` (or a list of 0/1 columns as
+#   `label_column`), `task="multi_label"`, `BinaryCrossentropy`; predictions are a probability per class.
+# - A number, such as an age: `labels="float"`, `task="regression"`, `MeanSquaredError`; predictions are the numbers.
 
 # %%
 keras.config.set_dtype_policy("float32")

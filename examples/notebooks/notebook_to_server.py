@@ -1,22 +1,22 @@
 # %% [markdown]
 # # From the notebook to a server
 #
-# A model leaves the notebook in two ways: as a SavedModel behind a server, to which clients send the bytes of an image
-# file over HTTP, and as an ONNX file, which onnxruntime runs without Keras. At the end, Keras, the server and
-# onnxruntime give the same answers.
+# This notebook exports a model in two ways. A server runs the model as a SavedModel, and clients send the bytes of
+# image files to it over HTTP. onnxruntime runs the model as an ONNX file, without Keras. At the end, the notebook
+# compares three answers: those of Keras, of the server and of onnxruntime. They are the same.
 #
 # **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
 # three answers · 8 Stop the server
 #
 # This notebook needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder
-# `examples/serve`. The model may run on TensorFlow, JAX or PyTorch (the environment variable `KERAS_BACKEND` chooses
-# one): TensorFlow writes the SavedModel, and PyTorch writes the ONNX file. If the model runs on another backend, they
-# do this in a separate process.
+# `examples/serve`. The model may run on TensorFlow, JAX or PyTorch; the environment variable `KERAS_BACKEND` chooses
+# one. TensorFlow writes the SavedModel, and PyTorch writes the ONNX file. If the model runs on another backend, they do
+# this in a separate process.
 #
 # `samples.py`, which lies beside this notebook in the repository, finds the pictures and Google's ViT-B/16, trained on
-# ImageNet (`ViT-B_16-224.npz`). Without them, a small ViT learns scikit-learn's handwritten digits first. In Kaggle and
-# Colab, clone the repository, and copy `samples.py` to the working folder. You can export any model of this package, or
-# your own model that contains one, in the same way.
+# ImageNet (`ViT-B_16-224.npz`). Without these files, a small ViT learns scikit-learn's handwritten digits first. In
+# Kaggle and Colab, clone the repository, and copy `samples.py` to the working folder. You can export any model of this
+# package, or your own model that contains one, in the same way.
 
 # %%
 import atexit
@@ -51,9 +51,8 @@ model = keras_vit.from_pretrained(samples.weights())
 print(f"{model.count_params():,} parameters, images of {model.input_shape[1:]}, {model.config.num_classes} classes")
 
 # %% [markdown]
-# These are the model's answers in the notebook. `read_image` resizes and crops a file as in the evaluation of the
-# checkpoint, and `preprocess_input` scales the result. Both use the model's preprocessing, which the exports contain
-# too.
+# These are the model's answers in the notebook. `read_image` resizes and crops a picture as in the evaluation of the
+# checkpoint, and `preprocess_input` scales it. Both use the model's preprocessing, which the exports contain too.
 
 # %%
 raw = np.stack([keras_vit.read_image(path, model) for path in paths])
@@ -70,7 +69,7 @@ for path, (_, name, probability) in zip(paths, best, strict=True):
 # version: a server loads the highest version. The export is compared with the model before the folder gets this name.
 
 # %%
-# This folder contains all files of the notebook, and is deleted at its end.
+# This folder contains all files of the notebook. It is deleted at the end of the notebook.
 temporary = tempfile.TemporaryDirectory()
 folder = Path(temporary.name)
 report = export.saved_model(model, folder / "models" / "vit" / "1", postprocess="classify", top=3)
@@ -181,8 +180,8 @@ print(f"largest difference of a logit: {np.abs(onnx_logits - logits).max():.1e}"
 # %% [markdown]
 # ## 7 The three answers
 #
-# The server decoded and resized the files itself, with TensorFlow, and the notebook used Pillow. So their numbers may
-# differ a little. onnxruntime got the same pixels as the model in the notebook.
+# The server decoded and resized the files itself, with TensorFlow, and the notebook used Pillow. Their numbers may
+# therefore differ a little. onnxruntime got the same pixels as the model in the notebook.
 
 # %%
 served = np.array([answer["probabilities"] for answer in answers])
@@ -209,7 +208,7 @@ for i, (top, bottom) in enumerate(panels.T):
 # %% [markdown]
 # ## 8 Stop the server
 #
-# `terminate` ends the process, and `wait` returns once it has ended. After that, a connection to its address fails.
+# `terminate` ends the process, and `wait` returns once it has ended. After that, the server refuses connections.
 
 # %%
 server.terminate()

@@ -9,15 +9,15 @@
 #     buttercup/   0241.jpg ...
 # ```
 #
-# It fine-tunes a Vision Transformer that was trained on ImageNet, shows what the model learned, and names the classes
-# of new files.
+# The notebook fine-tunes a Vision Transformer that was trained on ImageNet, shows what the model learned, and predicts
+# the classes of new files.
 #
 # **Contents**: 1 Twenty lines · 2 How it went · 3 New files
 #
 # This notebook needs `keras_vit` with the extras `data` and `inspect`, pandas, and one of TensorFlow, JAX and PyTorch;
 # the environment variable `KERAS_BACKEND` chooses one.
 #
-# The next cell prepares sample images. **For your own images, write this in its place; nothing else changes:**
+# The next cell prepares sample images. **For your own images, replace it by this code; nothing else changes:**
 #
 # ```python
 # from pathlib import Path
@@ -40,11 +40,11 @@ samples.show(paths, [path.parent.name for path in paths])
 # ## 1 Twenty lines
 #
 # `from_pretrained` builds the model that the file contains, with a new head for your classes. `preprocessing=model`
-# resizes and scales the images as this model expects them. A fifth of the images is held out.
+# resizes and scales the images as that model expects them. A fifth of the images is held out.
 #
-# Only the last two of the twelve blocks and the head are trained, and the images have 128 pixels instead of 224: both
-# save time on a CPU. `preflight` checks images, labels, loss and model before the training starts, and prints a
-# summary. The dataset shuffles, so `fit` must not.
+# Only the last two of the twelve blocks and the head are trained, and the images have a side of 128 pixels instead of
+# 224. Both save time on a CPU. `preflight` checks images, labels, loss and model before the training starts, and prints
+# a summary. The dataset shuffles, so `fit` must not.
 
 # %%
 import keras
@@ -110,8 +110,8 @@ table = keras_vit.predict_images(saved, new, directory=folder, tta="flip", verbo
 table.agg(["idxmax", "max"], axis=1).rename(columns={"idxmax": "class", "max": "probability"})
 
 # %% [markdown]
-# The first of these commands predicts the classes of a folder `photos` in a terminal. The second command does the whole
-# training:
+# These commands do the same in a terminal. The first one predicts the classes of the images in a folder `photos`, and
+# the second one does the whole training:
 #
 # ```
 # keras-vit predict photos --weights my_images.keras --csv predictions.csv

@@ -2,9 +2,9 @@
 # # The paper in one notebook
 #
 # "An Image is Worth 16x16 Words" ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929)) describes the Vision
-# Transformer in four equations. This notebook shows each equation as in the paper, with numbers in NumPy, and as the
-# layer of `keras_vit` that computes it. At the end, a model of these layers learns from CIFAR-10, and NumPy computes
-# the same scores without Keras.
+# Transformer in four equations. This notebook shows each equation in three forms: as in the paper, computed in NumPy,
+# and as the layer of `keras_vit` that computes it. At the end, a model of these layers learns from CIFAR-10, and NumPy
+# computes the same scores as the model, without Keras.
 #
 # **Contents**: 1 Pictures · 2 Patches · 3 Equation 1: the sequence · 4 Attention by hand · 5 Equation 2: attention in a
 # block · 6 Equation 3: the MLP · 7 Equation 4: the output · 8 The tiny model and its 8,459,762 parameters ·
@@ -15,7 +15,7 @@
 #
 # ## 1 Pictures
 #
-# CIFAR-10 has 60,000 photos of 32 x 32 pixels, of 10 classes. `samples.py`, which lies beside this notebook in the
+# CIFAR-10 has 60,000 photos of 32 x 32 pixels in 10 classes. `samples.py`, which lies beside this notebook in the
 # repository, reads the photos from `cifar10.npz`. Without this file, scikit-learn's handwritten digits take their
 # place; the texts below are about CIFAR-10. In Kaggle and Colab, upload `samples.py` and copy it to the working folder
 # first.
@@ -78,12 +78,12 @@ for i, axes in enumerate(bottom.subplots(1, 16)):
 # $$z_0 = [x_\mathrm{class};\ x_p^1 E;\ x_p^2 E;\ \dots;\ x_p^N E] + E_\mathrm{pos}, \qquad
 # E \in \mathbb{R}^{(P^2 C) \times D},\ E_\mathrm{pos} \in \mathbb{R}^{(N+1) \times D} \tag{1}$$
 #
-# - A matrix $E$ turns each patch into a token of $D$ numbers: `PatchEmbedding`. Its kernel has the shape of a
-#   convolution kernel, (P, P, C, D). Reshaped to $(P^2 C, D)$, it is $E$.
-# - A learned vector, the class token, is put before the patches: `ClassToken`. It starts at zero. The head will compute
-#   the scores from the output of this token.
-# - A learned vector for each of the $N + 1$ places is added: `PositionEmbedding`. Without it the model could not tell
-#   where a patch was.
+# - `PatchEmbedding`: a matrix $E$ turns each patch into a token of $D$ numbers. The layer's kernel has the shape of a
+#   convolution kernel, (P, P, C, D). Reshaped to two dimensions, the kernel is $E$.
+# - `ClassToken`: a learned vector, the class token, is put before the patches. It starts at zero. The head will compute
+#   the answer from the output of this token.
+# - `PositionEmbedding`: a learned vector is added at each of the $N + 1$ places. Without these vectors, the model could
+#   not tell where a patch was.
 
 # %%
 D = 512
@@ -141,8 +141,8 @@ print(scores.round(4))
 #
 # $$A_1 = \frac{(4.1133,\ 1,\ 4.1133)}{4.1133 + 1 + 4.1133} = (0.4458,\ 0.1084,\ 0.4458)$$
 #
-# The first token reads mostly itself and the third token, because their scores are high. It reads little of the second
-# token. The output of the first token is the mean of the values with these weights:
+# The first token reads itself and the third token, whose scores are high, and little of the second token. The output of
+# the first token is the mean of the values with these weights:
 # $0.4458 \cdot (0, 1) + 0.1084 \cdot (1, 0) + 0.4458 \cdot (1, 1) = (0.5542,\ 0.8916)$.
 
 # %%
@@ -153,8 +153,8 @@ print("A v =")
 print((A @ v).round(4))
 
 # %% [markdown]
-# `MultiHeadSelfAttention` with the same weights gives the same numbers. It has a bias for $q$, $k$ and $v$, as the
-# official code does, and a last matrix $U_{msa}$, which mixes the heads (equation 8); here the bias is zero, and
+# `MultiHeadSelfAttention` with the same weights gives the same numbers. As in the official code, it has a bias for $q$,
+# $k$ and $v$. It also has a last matrix $U_{msa}$, which mixes the heads (equation 8). Here the bias is zero, and
 # $U_{msa}$ is the identity.
 
 # %%
@@ -218,7 +218,7 @@ print(f"largest difference of NumPy from the layers: {np.abs(by_hand - array(z1)
 #
 # $$z_\ell = \mathrm{MLP}(\mathrm{LN}(z'_\ell)) + z'_\ell, \qquad \ell = 1 \dots L \tag{3}$$
 #
-# The MLP applies two dense layers, with a GELU between them, to each token separately: attention moves information
+# The MLP applies two dense layers, with a GELU between them, to each token separately. Attention moves information
 # between the tokens, and the MLP processes it. `TransformerBlock` computes equations 2 and 3 together.
 
 
@@ -257,7 +257,7 @@ print(f"largest difference of NumPy from the layer: {np.abs(by_hand - array(z1)[
 #
 # ## 8 The tiny model and its 8,459,762 parameters
 #
-# `keras_vit.ViT` puts these layers together. Each size of a variant, here B/16, can be replaced.
+# `keras_vit.ViT` puts these layers together. The arguments replace the sizes of the variant, here B/16.
 
 # %%
 keras.utils.set_random_seed(0)
@@ -337,10 +337,10 @@ for axes in panels:
     axes.legend(frameon=False)
 
 # %% [markdown]
-# The accuracy is far above guessing, and far below what CIFAR-10 allows: the training takes a few minutes on a
-# processor. The paper explains why a ViT needs many pictures. A convolution has locality built in, and a ViT has to
-# learn from the pictures which patches belong together, but "large scale training trumps inductive bias". For a better
-# model, show it all 50,000 pictures for many epochs on a GPU, with
+# The accuracy is far above guessing. It is far below what CIFAR-10 allows, because the training takes only a few
+# minutes on a CPU. The paper explains why a ViT needs many pictures. A convolution has locality built in, and a ViT has
+# to learn from the pictures which patches belong together, but "large scale training trumps inductive bias". For a
+# better model, show it all 50,000 pictures for many epochs on a GPU, with
 # `keras-vit train --recipe scratch_cifar10 --data cifar10`, or start from a pre-trained ViT.
 
 # %%
@@ -351,8 +351,8 @@ inspection.plot_predictions(test_images[shown], test_labels[shown], probabilitie
 # %% [markdown]
 # ## 10 The whole model in NumPy
 #
-# With the trained weights, NumPy computes the four equations in nine lines. Up to rounding, the scores are equal to the
-# scores of the model.
+# With the trained weights, NumPy computes the four equations in nine lines. Up to rounding, it gets the same scores as
+# the model.
 
 
 # %%

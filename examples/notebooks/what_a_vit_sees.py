@@ -2,8 +2,8 @@
 # # What a Vision Transformer sees
 #
 # This notebook draws what a trained ViT has learned, with the functions of `keras_vit.inspection`. The paper is "An
-# Image is Worth 16x16 Words" ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929)); its figures 6, 7 and 11 are drawn
-# here again.
+# Image is Worth 16x16 Words" ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929)); its figures 6, 7, 11 and 14 are
+# drawn here again.
 #
 # **Contents**: 1 Model and pictures · 2 Predictions · 3 Embedding filters · 4 Position embeddings · 5 Attention
 # distance · 6 Attention maps · 7 Attention rollout · 8 Attention for one class
@@ -30,7 +30,7 @@ samples.show(paths[:8], labels)
 # ## 1 Model and pictures
 #
 # `from_pretrained` builds the model that a file contains. `read_image` resizes and crops a picture as in the evaluation
-# of the checkpoint, and `preprocess_input` scales the result.
+# of the checkpoint, and `preprocess_input` scales it.
 
 # %%
 model = keras_vit.from_pretrained(weights)
@@ -45,7 +45,7 @@ print(f"{len(images)} pictures of {raw.shape[1:]}, {config.grid} patches of {con
 #
 # Each title has the predicted class, its probability and the true class; a red frame marks a mistake. The paper's
 # ViT-B/16 is right on 84% of ImageNet's validation pictures after pre-training on ImageNet-21k (table 5, at 384
-# pixels); a probability near 1 is common, and does not mean that the model has recognised everything in the picture.
+# pixels). Probabilities near 1 are common. They do not mean that the model has recognised everything in the picture.
 
 # %%
 shown = slice(0, 5)
@@ -74,9 +74,9 @@ inspection.plot_embedding_filters(inspection.embedding_filters(model))
 # ## 4 Position embeddings (figure 7, centre)
 #
 # The tile in row i and column j compares the position embedding of this patch with the embeddings of all patches.
-# Yellow means the same direction, and dark means the opposite direction. The model is not given the place of a patch.
-# In the paper and here, it has learned that near patches are alike, and that a patch shares something with its row and
-# its column.
+# Yellow means that two embeddings have the same direction, and dark means opposite directions. The model is not given
+# the place of a patch. In the paper and here, it has learned similar embeddings for near patches, and for patches in
+# the same row or column.
 
 # %%
 inspection.plot_position_similarity(inspection.position_similarity(model))
@@ -84,19 +84,19 @@ inspection.plot_position_similarity(inspection.position_similarity(model))
 # %% [markdown]
 # ## 5 Attention distance (figures 7, right, and 11)
 #
-# Each dot is a head. Its height is the distance in pixels between a patch and the patches that it reads, weighted by
-# attention, as a mean over patches and pictures. The paper compares this distance with the receptive field of a
-# convolution. Some heads of the first blocks read the whole image, and other heads only read near patches. In the last
-# blocks, all heads read distant patches.
+# Each dot is a head. The height of the dot is the distance in pixels between a patch and the patches that it reads.
+# This distance is weighted by the attention, and averaged over all patches and pictures. The paper compares this
+# distance with the receptive field of a convolution. Some heads of the first blocks read the whole image, and other
+# heads only read near patches. In the last blocks, all heads read distant patches.
 
 # %%
 distance = inspection.attention_distance(model, images)
 inspection.plot_attention_distance(distance)
 
 # %% [markdown]
-# The table has the same numbers. At distance 0, each patch reads only itself. In a 14 x 14 grid of patches of 16
-# pixels, random pairs of patches are 116 pixels apart on average. A head with about this distance reads the whole
-# image, or all patches read the same few patches.
+# The table summarises the same numbers. At distance 0, each patch reads only itself. In a 14 x 14 grid of patches of 16
+# pixels, random pairs of patches are 116 pixels apart on average. If a head has about this distance, its patches read
+# the whole image, or they all read the same few patches.
 
 # %%
 print("block  nearest head  mean  farthest head  (pixels)")
@@ -106,26 +106,26 @@ for block, heads in enumerate(distance):
 # %% [markdown]
 # ## 6 Attention maps
 #
-# Each tile is a head. In this block, the class token takes its information from the bright patches. Figure 6 of the
+# Each tile is a head. The class token takes its information in this block from the bright patches. Figure 6 of the
 # paper combines the attention of all blocks. The paper says that the model "attends to image regions that are
-# semantically relevant for classification". This is the first block, in which heads attend by place, brightness and
-# texture:
+# semantically relevant for classification". These are the heads of the first block. They attend by place, brightness
+# and texture:
 
 # %%
 first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
 inspection.plot_attention_maps(raw[0], first[0], grid_size=config.grid)
 
 # %% [markdown]
-# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. These patches have
-# no content, and large ViTs use such patches as scratch space for the whole image ([arXiv
-# 2309.16588](https://arxiv.org/abs/2309.16588) calls them artifacts, and adds register tokens to avoid them).
+# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. Large ViTs use such
+# patches, which show little, as scratch space for the whole image. [arXiv
+# 2309.16588](https://arxiv.org/abs/2309.16588) calls these patches artifacts, and adds register tokens to avoid them.
 
 # %%
 inspection.plot_attention_maps(raw[0], last[0], grid_size=config.grid)
 
 # %% [markdown]
-# Patches attend to other patches too. The cross marks the patch whose attention is drawn, in a middle block. Some heads
-# read the surroundings of this patch, and other heads read similar places in the whole picture.
+# Patches attend to other patches too. The next figure shows the attention of one patch in a middle block, and a cross
+# marks this patch. Some heads read its surroundings, and some read similar places of the whole picture.
 
 # %%
 rows, columns = model.config.grid
@@ -135,7 +135,7 @@ inspection.plot_attention_maps(raw[0], middle[0], grid_size=config.grid, query=q
 # %% [markdown]
 # ## 7 Attention rollout (figures 6 and 14)
 #
-# Rollout multiplies the attention of all blocks, and includes the residual paths. The content of bright patches can
+# Rollout multiplies the attention of all blocks, including the residual paths. If a patch is bright, its content can
 # reach the head. In the paper's figure 6, the object is bright and the rest is dark. This is also true for the daisies,
 # but not for the picture of the cats, because rollout does not include the MLPs and does not depend on the class.
 
