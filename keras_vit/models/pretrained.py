@@ -88,7 +88,7 @@ def from_pretrained(
         return opened.model
     if architecture is not None:
         state_architecture(opened, architecture, "preprocessing" not in kwargs)
-    family, file = identify(opened, source)
+    family, file = identify(opened, source or (row and row.source))
     if architecture is not None and not file.source.name.startswith("timm"):
         expected = f"None for {file.path!r}, a file of the source {file.source.name!r}"
         raise arguments.invalid("architecture", expected, architecture)
@@ -110,7 +110,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     """
     architecture = function or (architecture_name(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
-    there, file = identify(open_file(zoo.local_path(weights, architecture)))
+    there, file = identify(open_file(zoo.local_path(weights, architecture)), row and row.source)
     if there is not family:
         expected = f"weights of a {family.builder} for keras_vit.{function or family.builder}"
         raise ValueError(f"Expected {expected}. Received: {file.path!r}, a model of family {there.name!r}")

@@ -26,7 +26,7 @@ def list_weights(architecture: str | None = None) -> list[PublishedCheckpoint]:
         architecture: Name of a builder, such as "ViTB16", to list only its checkpoints; None lists all.
 
     Returns:
-        A list of named tuples: `name`, `architecture`, `tag`, `url`, `source`, `sha256`, `sha256_prefix`, `resolution`
+        A list of named tuples: `name`, `architecture`, `tag`, `url`, `source`, `sha256_prefix`, `resolution`
         (pixels), `num_classes` (0 without a classifier), `accuracy` (ImageNet top-1 in percent, or None), `license` and
         `filename`; and the property `preprocessing`, a `keras_vit.Preprocessing`.
 
@@ -102,7 +102,7 @@ def fetch(row):
     # If the folder cannot be created, the download fails with an error that explains how to choose another folder.
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    known = {"sha256": row.sha256, "sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
+    known = {"sha256_prefix": row.sha256_prefix, "pin": folder / f"{row.filename}.sha256"}
     known["check"] = functools.partial(_check, row)
     for place in (*_provided(row), folder / row.filename):
         if place.is_file():
@@ -154,7 +154,7 @@ COLUMNS = {
     "top-1": lambda row: row.accuracy,
     "license": lambda row: row.license,
     "source": lambda row: row.source,
-    "sha256": lambda row: row.sha256 or row.sha256_prefix,
+    "sha256": lambda row: row.sha256_prefix,
     "url": lambda row: row.url,
 }
 

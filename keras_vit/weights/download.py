@@ -15,14 +15,14 @@ class DownloadError(OSError):
     """A download failed. The file at the target path is unchanged."""
 
 
-def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
+def download(url, path, *, sha256_prefix=None, pin, check):
     """Downloads a file to a temporary name, checks its hash, and moves it to `path`. `confirm` describes the arguments.
 
     If several processes download the same file, the first one to finish moves its file. The others check the moved
     file, and remove their own.
     """
     path = Path(path)
-    known = _known(sha256, sha256_prefix, pin)
+    known = _known(sha256_prefix, pin)
     with draft_folder(path) as folder:
         try:
             draft = keras.utils.get_file(path.name, url, cache_dir=folder, cache_subdir="")
@@ -35,21 +35,20 @@ def download(url, path, *, sha256=None, sha256_prefix=None, pin, check):
             os.replace(draft, path)
             _remember(pin, digest, known)
             return
-    confirm(path, sha256=sha256, sha256_prefix=sha256_prefix, pin=pin, check=check)
+    confirm(path, sha256_prefix=sha256_prefix, pin=pin, check=check)
 
 
-def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
+def confirm(path, *, sha256_prefix=None, pin, check):
     """Raises a ValueError if a file's SHA-256 is not the known hash. If no hash is known, calls `check(path)`.
 
     Args:
         path: Path of the file.
-        sha256: The published SHA-256, 64 hexadecimal digits, or None.
-        sha256_prefix: The first digits of the published SHA-256, or None.
-        pin: Path of a file in the format of `sha256sum`. If no full hash was published, the first check writes the
+        sha256_prefix: The first digits of the SHA-256 in the published name, or None.
+        pin: Path of a file in the format of `sha256sum`. The first check writes the
             file's hash there, and later checks compare with this hash.
         check: Function of the path that raises ValueError for a wrong file.
     """
-    known = _known(sha256, sha256_prefix, pin)
+    known = _known(sha256_prefix, pin)
     try:
         digest = _checked(path, known, check)
     except ValueError as error:
@@ -57,10 +56,10 @@ def confirm(path, *, sha256=None, sha256_prefix=None, pin, check):
     _remember(pin, digest, known)
 
 
-def _known(sha256, sha256_prefix, pin):
+def _known(sha256_prefix, pin):
     """Returns {origin of a known hash: its digits}. The digits may be only the first ones of the SHA-256."""
     pinned = f"pinned in {str(pin)!r} (delete that file if the new hash is right)"
-    known = {"published": sha256, "in the published name": sha256_prefix, pinned: digest_in(pin, Path(pin).stem)}
+    known = {"in the published name": sha256_prefix, pinned: digest_in(pin, Path(pin).stem)}
     return {origin: digits.lower() for origin, digits in known.items() if digits}
 
 

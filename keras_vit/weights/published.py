@@ -9,7 +9,7 @@ from keras_vit.images.constants import CLIP_PREPROCESSING, IMAGENET_PREPROCESSIN
 
 _GOOGLE = "https://storage.googleapis.com"
 _META = "https://dl.fbaipublicfiles.com"
-_OPENAI = "https://openaipublic.azureedge.net/clip/models"
+_HUB = "https://huggingface.co/timm"
 _PREPROCESSING = {
     **dict.fromkeys(("official", "bit"), OFFICIAL_PREPROCESSING),
     **dict.fromkeys(("deit", "mae", "dino", "dinov2_original"), IMAGENET_PREPROCESSING),
@@ -31,8 +31,7 @@ class PublishedCheckpoint(NamedTuple):
     url: str
     # The argument `source` of `load_weights`.
     source: str
-    # None if the SHA-256 was not published. The names of DeiT's files contain its first digits.
-    sha256: str | None
+    # The first digits of the SHA-256, which the names of DeiT's files contain. None if no digits were published.
     sha256_prefix: str | None
     # The side of the images in the last training or fine-tuning, in pixels.
     resolution: int
@@ -105,12 +104,13 @@ _DEIT = (
 _MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
 _DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
 _DINOV2 = (("DINOv2S14", "vits14"), ("DINOv2B14", "vitb14"), ("DINOv2L14", "vitl14"), ("DINOv2G14", "vitg14"))
-# CLIP (arXiv 2103.00020). The address of each file contains its SHA-256.
+# CLIP (arXiv 2103.00020), as OpenCLIP's conversion of the original files, which are TorchScript programs. No SHA-256 of
+# these files is published.
 _CLIP = (
-    ("CLIPB32", "openai", 224, "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32"),
-    ("CLIPB16", "openai", 224, "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f/ViT-B-16"),
-    ("CLIPL14", "openai", 224, "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14"),
-    ("CLIPL14", "openai_336", 336, "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px"),
+    ("CLIPB32", "openai", 224, "vit_base_patch32_clip_224"),
+    ("CLIPB16", "openai", 224, "vit_base_patch16_clip_224"),
+    ("CLIPL14", "openai", 224, "vit_large_patch14_clip_224"),
+    ("CLIPL14", "openai_336", 336, "vit_large_patch14_clip_336"),
 )
 
 
@@ -150,8 +150,9 @@ def _published():
         for tag, reg in (("lvd142m", ""), ("lvd142m_reg4", "_reg4")):
             url = f"{_META}/dinov2/dinov2_{file}/dinov2_{file}{reg}_pretrain.pth"
             yield architecture, tag, "dinov2_original", url, 518, 0, None
-    for architecture, tag, resolution, path in _CLIP:
-        yield architecture, tag, "openai_clip", f"{_OPENAI}/{path}.pt", resolution, 0, None
+    for architecture, tag, resolution, name in _CLIP:
+        url = f"{_HUB}/{name}.openai/resolve/main/open_clip_model.safetensors"
+        yield architecture, tag, "openai_clip", url, resolution, 0, None
 
 
 def _with_accuracy(file):
@@ -161,8 +162,8 @@ def _with_accuracy(file):
 
 
 def folder_and_file(url):
-    """Returns the last two parts of a URL, such as ("imagenet21k", "ViT-B_16.npz")."""
-    return tuple(unquote(part) for part in url.split("/")[-2:])
+    """Returns the folder and the file of a URL, such as ("imagenet21k", "ViT-B_16.npz")."""
+    return tuple(unquote(part) for part in url.replace("/resolve/main/", "/").split("/")[-2:])
 
 
 def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
@@ -174,7 +175,6 @@ def _row(architecture, tag, source, url, resolution, num_classes, accuracy):
         tag=tag,
         url=url,
         source=source,
-        sha256=folder if source == "openai_clip" else None,
         sha256_prefix=digits and digits[1],
         resolution=resolution,
         num_classes=num_classes,

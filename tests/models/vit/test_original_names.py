@@ -7,6 +7,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.models import catalog as names
+from keras_vit.models import zoo
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
 from tests.weights.helpers import check_refused, check_same, outputs, read
@@ -103,7 +104,7 @@ def test_mae_is_read_with_decoder_or_fine_tuned(tmp_path, arguments, more):
     assert read(path)[0].source.name == "mae" and set(keras_vit.load_weights(again, path).skipped) == set(more)
 
 
-def test_clip_without_openai_keys_needs_activation(tmp_path):
+def test_clip_without_openai_keys_needs_activation(tmp_path, monkeypatch):
     clip = {"norm_before_blocks": True, "patch_bias": False, "projection_dim": 7, "num_classes": 0}
     model = randomize(build(activation="quick_gelu", layer_norm_epsilon=1e-5, **clip))
     text = {"transformer.resblocks.0.ln_1.weight": MORE, "positional_embedding": MORE, "logit_scale": MORE[0]}
@@ -114,6 +115,9 @@ def test_clip_without_openai_keys_needs_activation(tmp_path):
     assert again.preprocessing.mean[0] == 0.48145466
     check_refused("Pass activation= to", write(tmp_path, state), num_heads=3)
     check_same(model, keras_vit.from_pretrained(write(tmp_path, state), num_heads=3, activation="quick_gelu"))
+    # The published name determines the source, even if OpenCLIP's conversion has another name.
+    monkeypatch.setattr(zoo, "fetch", lambda row: write(tmp_path, state))
+    check_same(model, keras_vit.from_pretrained("CLIPB32.openai", num_heads=3))
 
 
 def test_openclip_tower_of_timm_needs_settings(tmp_path):
