@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.data.pipelines import pipeline
+from keras_vit.data.augment import augmentation
+from keras_vit.data.pipelines import kind_of_batch_labels, pipeline
 from keras_vit.data.source import file_source, logger, tf
 from keras_vit.files import describe_path, replacing
 from keras_vit.images.files import read_pixels
@@ -41,7 +42,8 @@ def from_directory(
         validation_split: Float in (0, 1), the share of each class's images to hold out for validation, at least one
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
-            evaluation and keep their order; pass `training` to change this. `augment` applies to all subsets.
+            evaluation, keep their order and are not augmented. Their labels are of the same kind as those of the
+            training images. If you pass `training`, all options, such as `augment`, apply to both subsets alike.
         seed: Integer of at least 0, for the split, the order and the augmentation.
         **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. The dataset
             also has the attributes `file_paths` and `file_labels` (None if `labels` is "none"), lists sorted by label
@@ -97,7 +99,11 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     def part(for_validation):
         paths, labels = zip(*(files[i] for i in np.flatnonzero(held == for_validation)), strict=True)
         source = file_source(paths, labels, "int" if labelled else None, names, len(names))
-        data = pipeline(source, seed=seed, **{"training": not for_validation, **options})
+        given = {"training": not for_validation, **options}
+        if for_validation and "training" not in options:
+            kind = kind_of_batch_labels(source, given.get("labels"), augmentation(given.pop("augment", None)))
+            given["labels"] = kind or "none"
+        data = pipeline(source, seed=seed, **given)
         data.file_paths, data.file_labels = list(paths), list(labels) if labelled else None
         return data
 

@@ -44,7 +44,7 @@ def test_from_directory_images_and_labels(folder, caplog):
     assert not data.broken and not caplog.records and "no broken images so far" in repr(data.broken)
 
 
-def test_validation_split_is_stratified(folder):
+def test_validation_split_is_stratified_and_not_augmented(folder):
     train, validation = from_directory(folder, image_size=8, validation_split=0.2, subset="both", batch_size=40)
     assert not set(train.file_paths) & set(validation.file_paths)
     assert (train.num_images, validation.num_images) == (32, 8)
@@ -54,6 +54,12 @@ def test_validation_split_is_stratified(folder):
         from_directory(folder, image_size=8, validation_split=0.2, subset="validation", seed=seed) for seed in (0, 1)
     )
     assert same.file_paths == validation.file_paths != other.file_paths
+    options = {"image_size": 8, "validation_split": 0.2, "batch_size": 40, "augment": "strong1"}
+    images, labels = next(iter(from_directory(folder, subset="validation", **options)))
+    np.testing.assert_array_equal(images, next(iter(validation))[0])
+    np.testing.assert_array_equal(labels, np.eye(4)[validation.file_labels])
+    kept, _ = next(iter(from_directory(folder, subset="validation", training=False, **options)))
+    assert not np.array_equal(kept, images)
 
 
 def test_class_names_select_and_order_classes(folder):
