@@ -42,8 +42,8 @@ def from_directory(
         validation_split: Float in (0, 1), the share of each class's images to hold out for validation, at least one
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
-            evaluation, keep their order and are not augmented. Their labels are of the same kind as those of the
-            training images. If you pass `training`, all options, such as `augment`, apply to both subsets alike.
+            evaluation, keep their order and are not augmented. Their labels have the same kind as the labels of the
+            training images. If you pass `training`, all options apply to both subsets, also `augment`.
         seed: Integer of at least 0, for the split, the order and the augmentation.
         **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. The dataset
             also has the attributes `file_paths` and `file_labels` (None if `labels` is "none"), lists sorted by label
