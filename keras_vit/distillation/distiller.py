@@ -60,7 +60,7 @@ class FrozenTeacher:
         # Pass `training` only if the teacher's `call` has this argument.
         takes_training = "training" in inspect.signature(teacher.call).parameters
         self._options = {"training": False} if takes_training else {}
-        # Copy `weights` instead of `variables`, which also contains the seeds of dropout. Inference does not need them.
+        # Copy only `weights`. The list `variables` also contains the seeds of dropout, which inference does not need.
         self.copies = [
             keras.Variable(ops.copy(v), trainable=False, dtype=v.dtype, name=v.name) for v in teacher.weights
         ]
@@ -182,7 +182,8 @@ class Distiller(TrainingWrapper):
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
             raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
-        # Use the student's dtype policy, because `compile` chooses loss scaling by it. The student casts its images.
+        # `compile` uses the dtype policy to decide if it scales the loss, so take the student's policy. Do not cast
+        # images, because the student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.kind = arguments.choice("kind", kind, ("hard", "soft"))
         self.alpha = arguments.share("alpha", alpha)
@@ -215,9 +216,9 @@ class Distiller(TrainingWrapper):
 
     @property
     def non_trainable_variables(self):
-        """Includes the copies of the teacher's weights, so that JAX passes them to the compiled training step.
+        """Contains also the copies of the teacher's weights, so that JAX passes them to the compiled training step.
 
-        `variables` does not include them, so that they are not saved.
+        `variables` does not contain the copies, so that they are not saved.
         """
         return super().non_trainable_variables + self._hidden.teacher.copies
 
@@ -246,7 +247,7 @@ class Distiller(TrainingWrapper):
     @staticmethod
     @contextlib.contextmanager
     def _within(step):
-        """Stores the name of the running step, so that `call` returns both heads in this step."""
+        """Stores the name of the running step, so that `call` returns the outputs of both heads in this step."""
         token = _STEP.set(step)
         try:
             yield

@@ -8,7 +8,7 @@ from keras_vit.prediction.inputs import real_array
 
 
 def hard_distillation(teacher_logits, logits):
-    """Returns the student's cross-entropy with the teacher's top-1 class for each image, float32 (batch,).
+    """Returns the student's cross-entropy for each image, float32 (batch,). The label is the teacher's top-1 class.
 
     Args:
         teacher_logits: Floats, (batch, num_classes), the logits of the teacher.

@@ -14,10 +14,10 @@ from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, to
 class MAE(MaskedImageModel):
     """Pre-trains a ViT without labels as a masked autoencoder (MAE).
 
-    The ViT, as encoder, gets only the visible patches: 75% of the patches are dropped after positions are added. A
-    small decoder gets the encoded patches, one learned mask token in place of each masked patch, and fixed sine-cosine
-    positions. The decoder predicts the pixels of each patch, by default normalised per patch. The loss is the mean
-    squared error on masked patches.
+    The ViT is the encoder. It gets only the visible patches: after positions are added, 75% of the patches are dropped.
+    A small decoder gets the encoded visible patches, a learned mask token in place of each masked patch, and fixed
+    sine-cosine positions. The decoder predicts the pixels of each patch, by default normalised per patch. The loss is
+    the mean squared error on masked patches.
 
     Compile with an optimizer and no loss, and fit on images. Labels are ignored. `evaluate` returns the loss with new
     random masks, and `reconstruct` returns pictures of the predictions. Calling the model on images returns a dict:

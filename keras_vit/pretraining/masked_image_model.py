@@ -82,8 +82,9 @@ class Encoder:
 class Reconstruction(NamedTuple):
     """The result of `reconstruct`: images in [0, 255] as NumPy arrays, each (batch, height, width, channels).
 
-    The images are cropped to whole patches. `original` has no masks. In `masked`, the masked patches are hidden. In
-    `prediction`, they are replaced by the model's predictions.
+    The images are cropped to whole patches. `original` has no masks. In `masked`, masked patches are grey, and swapped
+    patches of `MaskedPatchPrediction` are replaced by other patches. In `prediction`, the model's predictions replace
+    all patches for which "mask" is True.
     """
 
     original: np.ndarray

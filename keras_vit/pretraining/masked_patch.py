@@ -31,8 +31,8 @@ class MaskedPatchPrediction(MaskedImageModel):
 
     Args:
         backbone: As in `SimMIM`. Colours are computed from the images before normalization.
-        mask_ratio: Float in (0, 1), the fraction of corrupted patches. If this is not a whole number of patches, the
-            number of corrupted patches is rounded up or down at random for each image.
+        mask_ratio: Float in (0, 1), the fraction of corrupted patches. If this fraction is not a whole number of
+            patches, their number is rounded up or down at random for each image.
         masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.
         swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped. The remaining corrupted
             patches are kept.

@@ -28,8 +28,8 @@ def _ranks(batch_size, num_patches, seed):
 def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
     """Returns SimMIM's boolean mask of random rectangles of patches, (batch_size, rows * columns).
 
-    `unit` is the size of a rectangle, (rows, columns) of patches. Rectangles are cut off at the right and bottom of the
-    grid.
+    `unit` is the size of a rectangle, (rows, columns) of patches. Rectangles that reach beyond the right or bottom of
+    the grid are cut off.
     """
     unit_rows, unit_columns = (math.ceil(patches / side) for patches, side in zip(grid_size, unit, strict=True))
     num_units = unit_rows * unit_columns

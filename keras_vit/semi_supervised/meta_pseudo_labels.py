@@ -116,10 +116,10 @@ class MetaPseudoLabels(TrainingWrapper):
         seed: Int, the random seed for drawing labels, or None for a random seed.
 
     Raises:
-        ValueError: If an argument is out of range, or the models or their class names do not match, or the models do
-            not return logits.
+        ValueError: If an argument is out of range, a model does not return logits, or the models or their class names
+            do not match.
         RuntimeError: If `compile` is called with several replicas of TensorFlow or several processes of PyTorch. Each
-            of them would train a different teacher.
+            replica or process would train a different teacher.
 
     Example:
     >>> options = {"image_size": 32, "num_layers": 1, "num_classes": 2}
@@ -158,7 +158,8 @@ class MetaPseudoLabels(TrainingWrapper):
             expected = f"a separate model with the teacher's {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
         arguments.same_classes("teacher", *map(fitting_class_names, (teacher, student)), "`student`")
-        # Use the student's dtype policy, because `compile` chooses loss scaling by it. The student casts its images.
+        # `compile` uses the dtype policy to decide if it scales the loss, so take the student's policy. Do not cast
+        # images, because the student casts its images itself.
         super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
@@ -211,7 +212,7 @@ class MetaPseudoLabels(TrainingWrapper):
         strategy = getattr(self, "distribute_strategy", None)
         backend = keras.backend.backend()
         if (strategy and strategy.num_replicas_in_sync > 1) or (backend == "torch" and num_processes() > 1):
-            raise RuntimeError(f"Expected one device, or JAX (KERAS_BACKEND=jax) for several. Received: {backend}")
+            raise RuntimeError(f"Expected one device, or JAX (KERAS_BACKEND=jax) for more devices. Received: {backend}")
         self._hidden.trainer.compile(teacher_optimizer)
         self._hidden.trainer.optimizer.build(self.teacher.trainable_variables)
         super().compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
@@ -228,7 +229,7 @@ class MetaPseudoLabels(TrainingWrapper):
         self._hidden.trainer.reset_metrics()
 
     def train_step(self, *args):
-        # On JAX, a step takes and returns `state`, the values of the variables. On other backends, `state` is None.
+        # On JAX, a step takes and returns the values of all variables, `state`. On other backends, `state` is None.
         state, data = args if len(args) == 2 else (None, *args)
         inputs, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:

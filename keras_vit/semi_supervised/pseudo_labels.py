@@ -40,8 +40,8 @@ class PseudoLabels:
         class_counts: Tuple of ints, the number of different images that were selected for each class.
         settings: Dict of the arguments `kind`, `temperature`, `threshold` and `per_class` of `pseudo_labels`, and of
             `num_images`, the number of all images.
-        teacher: Dict of the teacher's `name`, the `sha256` of its weights, and its `config`, or None for the `config`
-            of a teacher that does not come from this package.
+        teacher: Dict with the teacher's `name`, the `sha256` of its weights, and its `config`. The `config` is None if
+            the teacher does not come from this package.
     """
 
     indices: np.ndarray
@@ -110,9 +110,9 @@ def pseudo_labels(
 ) -> PseudoLabels:
     """Labels images with a teacher, and selects the images with confident labels, as in Noisy Student.
 
-    The confidence of an image is the teacher's largest probability for it, rounded to four decimals. Its class is the
-    first class with this probability. The teacher predicts in inference mode, so give it images without augmentation.
-    The selection does not depend on a random seed or on the batch size.
+    The confidence of an image is the teacher's largest probability for it, rounded to four decimals. The class of an
+    image is the first class with this probability. The teacher predicts in inference mode, so give it images without
+    augmentation. The selection does not depend on a random seed or on the batch size.
 
     Args:
         teacher: A `keras.Model` that takes images and returns logits or probabilities, (batch, num_classes).

@@ -1,4 +1,4 @@
-"""Recipes, schedules, optimizers and callbacks for training that Keras does not have."""
+"""Training: recipes, and schedules, optimizers and callbacks that Keras does not have."""
 
 from keras_vit.training.checks import preflight
 from keras_vit.training.fitting import TerminateOnNaN, compile_forward, fit

@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_vit.training.checkpoints import storable
 
-# {Keras callback: the public attributes that contain its state}, because Keras has no API to save this state. If a
-# callback gets a new attribute, tests/training/test_callback_states.py fails.
+# {class name of a Keras callback: the public attributes that contain its state}. Keras has no function that returns
+# this state. If a Keras version adds an attribute to a callback, tests/training/test_callback_states.py fails.
 _ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "History": ("epoch", "history"),
@@ -22,7 +22,7 @@ _NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", 
 
 
 def named(callbacks):
-    """Returns {unique name: callback} for a list of callbacks. Raises an error if a state cannot be saved."""
+    """Returns {unique name: callback} for a list of callbacks. Raises an error if one of them cannot be saved."""
     found = {}
     for callback in keras.tree.flatten(list(callbacks)):
         if not isinstance(callback, keras.callbacks.Callback):
@@ -44,7 +44,7 @@ def named(callbacks):
     for name, callback in found.items():
         swapped = swapped and not swaps_on_epoch(callback)
         if swapped and getattr(callback, "restore_best_weights", False):
-            expected = f"Expected {name} to restore the averages of SwapEMAWeights, because these are validated"
+            expected = f"Expected {name} to restore the averages of SwapEMAWeights, because validation uses them"
             received = "Received: a SwapEMAWeights that removes the averages before the end of the epoch."
             raise ValueError(f"{expected}. {received} Put SwapEMAWeights(swap_on_epoch=True) before {name}.")
     return found
@@ -56,7 +56,7 @@ def swaps_on_epoch(callback):
 
 
 def settings(callback):
-    """Returns {argument: JSON value} if the callback's class is a Keras class in `_ATTRIBUTES`, otherwise {}."""
+    """Returns {argument: JSON value} for a Keras callback whose attributes are known, and {} for other callbacks."""
     if not type(callback).__module__.startswith("keras.") or _attributes(callback) is None:
         return {}
     skipped = {*_attributes(callback), *_NO_STATE, "verbose", "filepath"}
@@ -65,7 +65,10 @@ def settings(callback):
 
 
 def get_state(callback):
-    """Returns the result of a callback's `get_state()`, or a dict of the state attributes of a Keras callback."""
+    """Returns the result of a callback's `get_state()`. If it has no such method, returns a dict of its attributes.
+
+    The dict contains the attributes in `_ATTRIBUTES` and, for `CSVLogger`, the size of its file.
+    """
     if _has_own_state(callback):
         return callback.get_state()
     state = {name: getattr(callback, name) for name in _attributes(callback) or () if hasattr(callback, name)}
@@ -100,7 +103,10 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns {name: value as text or bytes} of a custom callback's attributes if checkpoints do not save them."""
+    """Returns the attributes of a custom callback that checkpoints leave out, as {name: text or bytes}.
+
+    Returns {} if the callback saves its state itself, or if it is from Keras.
+    """
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
     keras_own = {*_NO_STATE, *(_attributes(callback) or ())}

@@ -79,7 +79,8 @@ class CheckpointSlots:
                     if isinstance(error, OSError) and error.errno != errno.EINVAL:
                         raise
                     reason = error
-            # Rename the damaged file. Otherwise `save` would count it and remove new checkpoints of earlier steps.
+            # Rename the damaged file. `save` keeps the files with the highest steps, so it would keep the damaged file
+            # and delete new checkpoints of earlier steps.
             aside = path.rename(f"{path}.damaged")
             print(f"The checkpoint {str(path)!r} is damaged ({reason}); it is now {aside.name!r}. Using an older one.")
         return None
@@ -108,7 +109,8 @@ def model_arrays(model):
     """Returns {"group/number": value} for the variables of a model, its optimizer and its metrics."""
     arrays = {}
     for group, variables in _variables(model).items():
-        # With several PyTorch processes, each process has the sums of its own images only. Add up these sums.
+        # With several PyTorch processes, the metrics of each process contain only the sums over its own images. Add up
+        # the sums of all processes.
         in_parts = group == "metrics" and torch_group()
         values = map(ops.convert_to_numpy, summed(variables)) if in_parts else map(to_numpy, variables)
         arrays |= {f"{group}/{i:05d}": storable(value) for i, value in enumerate(values)}
@@ -153,7 +155,8 @@ def assign(model, arrays, facts, *groups):
             model.reset_metrics()
             continue
         for i, variable in enumerate(variables[group]):
-            # PyTorch's processes add up their metrics, so process 0 gets the saved values, and every other one gets 0.
+            # `model_arrays` adds up the metrics of all PyTorch processes. Therefore, process 0 gets the saved sums, and
+            # the metrics of all other processes start at 0.
             value = arrays[f"{group}/{i:05d}"]
             in_process_0 = group == "metrics" and torch_group() and process_id()
             variable.assign(np.zeros_like(value) if in_process_0 else value)
@@ -165,7 +168,7 @@ def _variables(model):
 
 
 def storable(array):
-    """Returns the array. If NumPy cannot write its dtype, such as bfloat16, casts it to float32 without rounding."""
+    """Returns the array. If NumPy cannot write its dtype (such as bfloat16), returns the same values in float32."""
     return array if array.dtype.kind in "biuf" else array.astype("float32")
 
 
@@ -173,7 +176,7 @@ def generator_states():
     """Returns {name: state} of PyTorch's random generators, or {} on other backends. Unseeded `Dropout` uses them."""
     if keras.backend.backend() != "torch":
         return {}
-    import torch  # noqa: TID251  Keras has no way to read its generators.
+    import torch  # noqa: TID251  Keras cannot read PyTorch's generators.
 
     states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
     return {f"torch/{i:05d}": state.numpy() for i, state in enumerate(states)}

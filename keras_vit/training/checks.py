@@ -53,7 +53,7 @@ class Findings:
     labels: str | None  # dtype and shape of a batch of labels
     loss: str | None  # name of the compiled loss
     initial_loss: float | None  # loss of a batch before training
-    chance_loss: float | None  # if each image has one class, log(num_classes): the loss of equal probabilities
+    chance_loss: float | None  # log(num_classes), the loss of equal probabilities; None for several classes per image
     trainable: int  # number of trainable parameters
     frozen: int  # number of frozen parameters
     steps: int | None  # steps of the whole training
@@ -85,7 +85,7 @@ class Findings:
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, verbose=1):
     """Checks a model and its data before training, estimates the memory, and returns `Findings`.
 
-    It reads a few batches and runs the model; no weight changes. If the model has no class names, it gets the class
+    It reads a few batches and runs the model, but changes no weight. If the model has no class names, it gets the class
     names of the data. One error lists all mistakes. The logger "keras_vit" warns of settings that are unusual but
     possible. `keras_vit.training.run` and `keras-vit train` call this function first.
 
@@ -98,7 +98,8 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 
     Raises:
         ValueError: If images, labels, outputs, loss and metrics do not fit each other, a weight is NaN or infinite, no
-            weight is trainable, the data never ends, or a batch cannot be divided equally between the devices.
+            weight is trainable, the data never ends and `steps_per_epoch` is None, or a batch cannot be divided equally
+            between the devices.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
@@ -213,8 +214,8 @@ def look(data, batch_size=32, name="data"):
             f"Invalid value received for argument `{name}`. Expected arrays (images, labels), a tf.data.Dataset, a "
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
-    # Do not read the last batch, because a dataset of `keras_vit.data` then continues with its next epoch. Two batches
-    # are usually enough to find the range of the pixel values.
+    # Two batches are usually enough to find the range of the pixel values. If possible, do not read the last batch,
+    # because this moves a dataset of `keras_vit.data` to its next epoch.
     steps = num_batches(data)
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]

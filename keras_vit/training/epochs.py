@@ -53,7 +53,8 @@ class Epochs:
             return _Part(data, None, first, total, before), total
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
-            # A PyDataset may shuffle itself in `on_epoch_end`, so a resumed run repeats these calls of earlier epochs.
+            # A PyDataset may shuffle itself in `on_epoch_end`. Call this method once before each epoch. A resumed run
+            # repeats the calls of the earlier epochs.
             while self._ends <= epoch:
                 self.set_seeds(self._ends)
                 data.on_epoch_end()
@@ -154,7 +155,7 @@ def _array(array):
 
 
 class _Drawn:
-    """Returns the batches of an iterator by number. Stores the first two, because TensorFlow reads them twice."""
+    """Returns the batches of an iterator by number. Keeps the first two, because TensorFlow reads them twice."""
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}

@@ -16,11 +16,11 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
     """Trains like `model.fit`, and resumes an interrupted run at its last checkpoint.
 
     If you start the same script again, it continues at the step of the last checkpoint. Each epoch sets the global
-    random seeds, so the result is the same as without the interruption. On one machine with a deterministic backend, it
-    is the same bit for bit. To continue a finished run, start it again with more `epochs`. If a callback such as
-    EarlyStopping stopped the run, start it again without that callback. A loss or weight that is not finite stops the
-    run, and the model gets the weights of the last checkpoint. If the model has no class names, it gets the class names
-    of the data. Returns the `keras.callbacks.History` of the whole run.
+    random seeds, so the result is the same as without the interruption. On one machine with a deterministic backend,
+    every bit of the result is the same. To continue a finished run, start it again with more `epochs`. To continue a
+    run that a callback such as EarlyStopping stopped, start it again without that callback. A loss or weight that is
+    not finite stops the run, and the model gets the weights of the last checkpoint. If the model has no class names, it
+    gets the class names of the data. Returns the `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -34,13 +34,14 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
             checkpoint.
         keep: Int of at least 1, the number of checkpoints to keep; 3 by default. If the last checkpoint is damaged, the
             checkpoint before it is used.
-        seed: Int of at least 0, which determines the order of arrays and the global random seeds; 0 by default.
+        seed: Int of at least 0; 0 by default. It determines the global random seeds and the order of the data, if `fit`
+            shuffles the data.
         allow: Tuple of the settings that may differ from the checkpoint: "seed", "model" (its config), "optimizer",
             "learning_rate" (the new rate is used), "loss", "data" (its sizes, values, order and class weights) and
             "callbacks" (their arguments).
         callbacks: List of callbacks. `on_train_begin` and `on_train_end` are called once for the run. Checkpoints
             contain the states of Keras' callbacks, and of any callback that has the methods `get_state()` and
-            `set_state(state)`. In these callbacks, `get_state` must return a dict of JSON values and NumPy arrays.
+            `set_state(state)`. The method `get_state` must return a dict of JSON values and NumPy arrays.
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
@@ -97,7 +98,7 @@ def train(
         batch, steps = data.first_batch()
         labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
         several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
-        # If an image has such labels, Keras would use only the weight of the class with the largest label.
+        # If an image has several classes, Keras uses only the weight of the class with the largest label.
         if class_weight is not None and np.any(several):
             raise ValueError(
                 "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "
@@ -133,7 +134,7 @@ def train(
 class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
     """Stops training at a NaN or infinite loss, or after an epoch if weights are NaN or infinite.
 
-    On TensorFlow, ReLU can turn NaN into 0, so that the loss stays finite although weights are NaN.
+    The loss does not show all NaN weights: on TensorFlow, ReLU can turn NaN into 0, so that the loss stays finite.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_classes=2, num_layers=1)

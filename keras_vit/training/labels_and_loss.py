@@ -9,8 +9,8 @@ from keras_vit.models.losses import Loss, loss_mismatch, recognised_loss
 from keras_vit.prediction.classes import output_activation
 
 _COUNTS = ("Precision", "Recall", "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives")
-# {metric: (argument, function)}. The function returns True if the metric expects probabilities with this value of the
-# argument.
+# {metric: (argument, function of the argument's value)}. The function returns True if the value makes the metric expect
+# probabilities.
 _OF_PROBABILITIES = {
     "BinaryAccuracy": ("threshold", lambda value: 0 < value < 1),
     "AUC": ("from_logits", lambda value: not value),
@@ -19,7 +19,7 @@ _OF_PROBABILITIES = {
 
 
 class Head(NamedTuple):
-    """An output of a model, its labels and its `Loss`. A field is None if it is unknown."""
+    """An output of a model, together with its labels and its `Loss`. A field is None if it is unknown."""
 
     name: str  # empty if the model has only one output
     labels: np.ndarray | None
@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
 
 def classification_heads(model, graph, seen, compiled):
-    """Returns the `Head` of the only output, or if the labels are several arrays, of each output with labels."""
+    """Returns a list with one `Head`, or if the labels are several arrays, one for each output with labels."""
     outputs, labels, all_labels = [] if graph is None else graph.outputs, seen.labels, seen.all_labels
     sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
     losses = getattr(model, "loss", None)
@@ -74,7 +74,7 @@ def label_problem(labels, num_classes, loss):
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
         expected = f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot"
         return f"{expected}. Received: strings, such as {example!r}. Use their indices in the sorted list of all names."
-    # If the loss is not known, its labels can be of any kind.
+    # If the loss is unknown, accept labels of any kind.
     if loss is None:
         return None
     if not np.isfinite(labels.astype("float64")).all():

@@ -109,7 +109,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def is_decayed(path: str) -> bool:
-    """Returns True if a variable is a kernel or a LoRA kernel. Weight decay applies only to these, as in big_vision."""
+    """Returns True for the path of a kernel or LoRA kernel. As in big_vision, weight decay applies only to kernels."""
     return "kernel" in path.rsplit("/", 1)[-1]
 
 
@@ -134,7 +134,7 @@ class _Averaged:
     @classmethod
     def from_config(cls, config, custom_objects=None):
         optimizer = super().from_config(dict(config), custom_objects)
-        # The config already contains the momentum of a batch, so do not convert it again.
+        # The config already contains the momentum per batch, so do not convert it again.
         optimizer.ema_momentum = config.get("ema_momentum", optimizer.ema_momentum)
         return optimizer
 
@@ -151,9 +151,9 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
     """`keras.optimizers.AdamW` with weight decay only on kernels, and with DeiT's default arguments.
 
     With weight decay 0.1 (ImageNet-21k, JFT) or 0.3 (ImageNet-1k), it equals the optimizer of the ViT paper's
-    pre-training. The paper calls it Adam, but its code also decouples the decay from the gradient. When a saved model
-    is loaded, `build` finds the kernels again by their paths. In contrast, `keras.optimizers.AdamW` loses
-    `exclude_from_weight_decay` when a saved model is loaded.
+    pre-training. The paper calls its optimizer Adam, but the paper's code also decouples the decay from the gradient.
+    When a saved model is loaded, `build` finds the kernels again by their paths. In contrast, `keras.optimizers.AdamW`
+    loses `exclude_from_weight_decay` when a saved model is loaded.
 
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`. DeiT uses 5e-4 * batch size / 512.
@@ -182,7 +182,7 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
         if len(kept) < len(variables):
             self.exclude_from_weight_decay(var_list=kept)
         else:
-            # If no kernel is trained, switch weight decay off. On PyTorch, it fails if there is nothing to decay.
+            # If no kernel is trained, switch weight decay off, because on PyTorch it fails without a weight to decay.
             self.weight_decay = 0.0
         super().build(variables)
 
@@ -196,9 +196,9 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
         momentum: Float in [0, 1].
         global_clipnorm: Float above 0, the largest global norm of the gradients; None for no clipping.
         **options: Other options of the Keras optimizer. With `gradient_accumulation_steps`, each update uses the mean
-            gradient of that many batches; schedules still count batches. With `use_ema`, a moving average of the
-            weights replaces them at the end of `fit`; `ema_momentum` is per update. `keras.callbacks.SwapEMAWeights`
-            validates with the average.
+            gradient of that many batches; schedules still count batches. With `use_ema`, the moving average of the
+            weights replaces the weights at the end of `fit`; `ema_momentum` is per update. To validate with the
+            average, use `keras.callbacks.SwapEMAWeights`.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1)
@@ -243,7 +243,8 @@ class LayerDecay(keras.optimizers.Optimizer):
     """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
     If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
-    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer, and it also clips the gradients.
+    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer. The wrapped optimizer also clips
+    the gradients.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, or its name. It must not have `use_ema`, which would
@@ -274,7 +275,7 @@ class LayerDecay(keras.optimizers.Optimizer):
             )
         # The wrapped optimizer has the learning rate. This value is never used.
         super().__init__(learning_rate=0.0, name=name)
-        # Keras' callbacks look for a wrapped optimizer by this name.
+        # Keras' callbacks expect a wrapped optimizer in an attribute of this name.
         self.inner_optimizer = optimizer
         self.multipliers = {layer: arguments.number(layer, factor) for layer, factor in multipliers.items()}
 
@@ -287,11 +288,13 @@ class LayerDecay(keras.optimizers.Optimizer):
 
         Args:
             optimizer: As in `LayerDecay`.
-            model: A model of this package's builders, with its own head or yours, or a model that nests one as a layer.
+            model: A model of this package, with its original head or your own, or a model that contains such a model as
+                a layer.
             decay: Float in (0, 1].
             **options: Other arguments of `LayerDecay`.
 
-        If the model has no blocks, or layers around and in a nested model have the same name, a ValueError is raised.
+        If the model has no blocks, or a layer in a nested model has the same name as a layer around it, a ValueError is
+        raised.
         """
         return cls(optimizer, layer_multipliers(model, decay), **options)
 

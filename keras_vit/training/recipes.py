@@ -25,7 +25,7 @@ _FINETUNE = {
     "steps": 500,
     "warmup_steps": 50,
 }
-# The learning rate is 5e-4 per 512 images.
+# The paper's learning rate is 5e-4 * batch size / 512.
 _DEIT = _IMAGENET | {
     "source": "arXiv 2012.12877, table 9; accuracy from table 5, cost from section 6",
     "cost": "under 3 days of 4 GPUs",
@@ -41,7 +41,7 @@ _DEIT = _IMAGENET | {
     "crop_scale": 0.08,
 }
 _COATNET = _IMAGENET | {
-    "source": "arXiv 2106.04803, table 10; accuracy from table 4. The source's cosine ends at 1e-5, this one at 0",
+    "source": "arXiv 2106.04803, table 10; accuracy from table 4. The paper's learning rate ends at 1e-5, ours at 0",
     "cost": "not published",
     "family": "coatnet",
     "policy": "coatnet",
@@ -95,7 +95,7 @@ _SETTINGS = {
     | _IMAGENET21K
     | {
         "source": f"{_VIT} 3, and section 4.1; weight decay 0.1 is from the section, the table has 0.03; "
-        "the data is not in TFDS: give a folder, or a dataset of that name with one label per image",
+        "the data is not in TFDS: pass a folder, or a TFDS dataset named imagenet21k with one label per image",
         "cost": "230 TPUv3-core-days for L/16 (table 2)",
         "expected": "ImageNet top-1 0.8397 for B/16, fine-tuned at 384 (table 5)",
         "epochs": 90,
@@ -159,8 +159,8 @@ _SETTINGS = {
     "coatnet_imagenet21k": _COATNET
     | _IMAGENET21K
     | {
-        "source": "arXiv 2106.04803, table 10, for sizes 2 (here), 3 and 4: drop_path_rate 0.3, 0.5 and 0.7. Its label "
-        "smoothing of 1e-4 is left out; the data is not in TFDS: give a folder",
+        "source": "arXiv 2106.04803, table 10. The drop_path_rate of 0.3 is for size 2; use 0.5 for size 3 and 0.7 for "
+        "size 4. The table's label smoothing of 1e-4 is left out. The data is not in TFDS: pass a folder",
         "expected": "ImageNet top-1 0.871 for size 2, fine-tuned at 224 (table 4)",
         "variant": "2",
         "model": {"drop_path_rate": 0.3},
@@ -175,8 +175,8 @@ _SETTINGS = {
     },
     "coatnet_finetune": _COATNET
     | {
-        "source": "arXiv 2106.04803, table 10, for weights of a CoAtNet at 224: give them as weights; stochastic depth "
-        "as in its pre-training",
+        "source": "arXiv 2106.04803, table 10. Pass a CoAtNet trained at 224 as weights; the drop_path_rate is as in "
+        "its pre-training",
         "expected": "top-1 0.839 for size 0, at 384 (table 4)",
         "image_size": 384,
         "variant": "0",
@@ -191,7 +191,7 @@ _SETTINGS = {
     },
     "scratch_cifar10": _SCRATCH
     | {
-        "source": "keras_vit; the tokens of the paper's tutorials for 32 x 32 pixels: also B/3 and B/2",
+        "source": "keras_vit; patch sizes as in the paper's tutorials for 32 x 32 pixels, which also use B/3 and B/2",
         "cost": "not measured",
         "expected": "not measured",
         "dataset": "cifar10",

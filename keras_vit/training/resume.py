@@ -28,7 +28,7 @@ class ResumableRun(keras.callbacks.CallbackList):
     `keras_vit` calls `model.fit` for each epoch, but the callbacks see a single run. `every` is the number of steps
     between checkpoints. `params` is the dict that callbacks get in `set_params`. The attributes `epoch`, `batch` and
     `step` are the position in the run, and `first_step` is the step at which this process began. `diverged` is True
-    after a NaN or infinity. `stopped` is the name of the callback that stopped the run, or None.
+    after a NaN or infinite loss or weight. `stopped` is the name of the callback that stopped the run, or None.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):
@@ -141,7 +141,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         self._call("on_train_batch_end", batch, logs)
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
-        # Do not save after the last step of an epoch, because `on_epoch_end` saves it as the start of the next epoch.
+        # Do not save after the last step of an epoch, because `on_epoch_end` saves the start of the next epoch.
         elif self.step - self.saved_step >= self.every and self.batch != self.params["steps"]:
             self._save()
 
@@ -201,8 +201,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         """Restores the model, the optimizer, the metrics and the callbacks from the checkpoint."""
         slot, self.slot = self.slot, None
         for callback in () if self.batch else self.swaps:
-            # At the end of an epoch, SwapEMAWeights has put the averages into the model. Repeat its calls, so that the
-            # callback is in the same state.
+            # At the end of an epoch, SwapEMAWeights has put the averages into the model. Call its methods again, so
+            # that the callback has the same state as after the epoch.
             callback.on_epoch_begin(self.epoch)
             callback.on_epoch_end(self.epoch)
         assign(self.model, slot.arrays, slot.facts, "model", "optimizer", *(["metrics"] if self.batch else []))
@@ -233,8 +233,9 @@ class ResumableRun(keras.callbacks.CallbackList):
             if changed := sorted(key for key, value in now.items() if value != first.get(key)):
                 del self.first_attributes[name]
                 print(
-                    f"The callback {name} changes {', '.join(changed)} during training, which checkpoints do not save: "
-                    "a resumed run starts with a new callback. To save it, define get_state() and set_state(state)."
+                    f"The callback {name} changes {', '.join(changed)} during training. Checkpoints do not save these "
+                    "attributes, so a resumed run starts without the changes. To save them, define get_state() and "
+                    "set_state(state)."
                 )
         facts = {name: getattr(self, name) for name in ("epoch", "batch", "step", "record", "stopped")}
         facts |= {"variables": signature(model), "callbacks": []}
@@ -244,8 +245,8 @@ class ResumableRun(keras.callbacks.CallbackList):
             except TypeError as error:
                 raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
             facts["callbacks"].append([name, state])
-        # A resumed run takes all seeds from process 0. Take them at each checkpoint too, so that a run without an
-        # interruption has the same seeds.
+        # A resumed run computes the seeds of all processes from process 0. Do the same at each checkpoint, so that a
+        # run without an interruption has the same seeds.
         spread_seeds(model)
         try:
             if process_id() == 0:

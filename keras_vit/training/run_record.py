@@ -1,4 +1,4 @@
-"""Records the model, optimizer, loss and data of a run, so that it is not resumed with different ones."""
+"""Records the model, optimizer, loss and data of a run, and compares them when the run is resumed."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from keras_vit.prediction.inputs import functional_graph, to_numpy
 from keras_vit.training.epochs import is_arrays
 
 PARTS = ("seed", "model", "optimizer", "learning_rate", "data", "loss", "callbacks")
-# Compare all rows of an array of at most _WHOLE_BYTES, and a sample of _ROWS rows of a larger array.
+# Compare all rows of an array of at most _WHOLE_BYTES, and a sample of at least _ROWS rows of a larger array.
 _WHOLE_BYTES, _ROWS = 2**26, 4096
 # Configs are compared without these keys. Module names differ between backends and versions. Seeds may differ, because
 # checkpoints contain the states of random generators.
@@ -20,9 +20,13 @@ _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", 
 
 
 def describe_run(model, data, batch=None):
-    """Returns a dict of JSON values: the configs of a compiled model, its optimizer and its loss, and `data`."""
+    """Returns a dict of JSON values: the configs of a compiled model, its optimizer and its loss, and `data`.
+
+    The learning rate is a separate entry. If it is a schedule, this entry is None.
+    """
     rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
-    # Checkpoints do not contain these weights, such as the teacher's in a distiller, so the record has their hashes.
+    # Checkpoints contain only `model.variables`. Record hashes of all other weights, such as the weights of the teacher
+    # in a `Distiller`.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     return {
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
@@ -88,7 +92,7 @@ def difference(saved, here, place=""):
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
-        # In a list of layers, write the layer's name in place of its number.
+        # In a list of layers, `place` contains the name of the layer instead of its index.
         configs = [value.get("config", value) if isinstance(value, dict) else {} for value in here]
         names = [config.get("name", i) if isinstance(config, dict) else i for i, config in enumerate(configs)]
         pairs = [*zip(names, saved, here, strict=False), ("length", len(saved), len(here))]

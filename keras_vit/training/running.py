@@ -72,7 +72,7 @@ def run(
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
-        ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or its
+        ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or the
             batch size is not a multiple of the number of devices that share a batch.
         RuntimeError: If the backend does not support this distribution; the message contains a remedy.
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
@@ -111,7 +111,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if recipe.batch_size is None:
         recipe = recipe.replace({"batch_size": batch_size_for(labels.num_images)})
     if recipe.batch_size % split.parts:
-        expected = f"Expected a `batch_size` that is a multiple of {split.parts}, the devices that share a batch"
+        expected = f"Expected a `batch_size` that is a multiple of the {split.parts} devices that share a batch"
         raise ValueError(f"{expected}. Received: {recipe.batch_size}")
     with silenced(verbose == 0):
         model = build(recipe, labels.num_classes, weights, labels.class_names)
@@ -147,7 +147,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     path = out / "recipe.json"
     if path.is_file() and CheckpointSlots(checkpoints).paths():
         here, other = json.loads(json.dumps(facts)), json.loads(path.read_text(encoding="utf-8"))
-        # If `recipe.json` lacks a setting, an older version of this package wrote it, so do not compare this setting.
+        # If `recipe.json` lacks a setting, it is from an older version of this package. Do not compare this setting.
         different = sorted(key for key in here if here[key] != other.get(key, here[key]))
         if listed := ", ".join(f"{key}={other[key]!r} and not {here[key]!r}" for key in different):
             expected = "Expected `out` to be a new folder, or the folder of the same run"
@@ -199,7 +199,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # The seconds since this process started or resumed the run. It began at step `first_step`.
+        # The seconds since this process started or resumed the run, at step `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": ended.first_step,
         "parameters": model.count_params(),
@@ -208,7 +208,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
-        # If the images are listed in a table, the names of its columns of paths and labels.
+        # The names of the table's columns with paths and labels; None if the images are not listed in a table.
         "table_columns": getattr(train, "table_columns", None),
     }
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):

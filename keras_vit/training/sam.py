@@ -31,11 +31,11 @@ class _Gradients:
 class SAM(TrainingWrapper):
     """Trains a model by sharpness-aware minimization (SAM), which minimizes the largest loss near the weights.
 
-    Each step computes the gradient g at the weights w and a second gradient at `w + rho * g / ||g||`, with the global
-    norm of g. It then updates w with the second gradient. A step costs twice as much as without SAM. Both gradients use
-    the same dropout. Compile and fit this wrapper; it returns the model's outputs. `plain_model` is the given model,
-    which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the given model;
-    `save_weights` also writes the optimizer.
+    Each step computes the gradient g at the weights w and a second gradient at `w + rho * g / ||g||`, where `||g||` is
+    the global norm of g. The step then updates w with the second gradient. A step costs twice as much as without SAM.
+    Both gradients use the same dropout. Compile and fit this wrapper; it returns the model's outputs. `plain_model` is
+    the given model, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the
+    given model; `save_weights` also writes the optimizer.
 
     Args:
         model: The `keras.Model` to train.

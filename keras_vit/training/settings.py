@@ -1,4 +1,4 @@
-"""Defines recipes, the settings of training runs, and builds the model, optimizer, loss and metrics of a recipe."""
+"""Defines `Recipe`, the settings of a training run. Builds the model, optimizer, loss and metrics of a recipe."""
 
 import ast
 import contextlib
@@ -40,16 +40,16 @@ class Recipe:
     Args:
         name: The name on the command line.
         source, cost, expected: The source of the recipe, and the time, hardware and result that the source reports.
-        dataset: The TFDS name of the source's data.
+        dataset: The TFDS name of the dataset that the source trains on.
         train_split, test_split: The TFDS split to train on, and the TFDS split to evaluate on after each epoch and at
             the end.
         holdout: Float in (0, 1). If a folder has no test images, this share of each class is used for the test.
         family: "vit", "bit", "coatnet" or "efficientnet". The model is built by `keras_vit.ViT`, `keras_vit.BiT`,
             `keras_vit.CoAtNet` or `keras_vit.EfficientNet`.
         variant, image_size, weights: Arguments of that builder. If `weights` is a path, a model on a hub or the full
-            name of a published checkpoint, it determines the architecture, and `variant` is not used.
+            name of a published checkpoint, the checkpoint determines the architecture, and `variant` is not used.
         model: Dict of other arguments of that builder.
-        train, lora_rank: Weights to train: "all", "head", or "lora" (the head, and updates of rank `lora_rank`).
+        train, lora_rank: Weights to train: "all", "head", or "lora" (the head, and LoRA updates of rank `lora_rank`).
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
         crop, crop_scale: `crop` is the crop of the training images, "pretrain", "finetune", "pad" or "eval", as in
             `keras_vit.data.Crop`. `crop_scale` is the smallest share of the area that "pretrain" keeps, 0 to 1.
@@ -72,8 +72,8 @@ class Recipe:
         accumulate: Batches per update; `steps` and other lengths still count batches.
         ema: Momentum of a moving average of the weights. At the end, this average replaces the weights. None trains
             without an average.
-        layer_decay: The learning rate of a block divided by the learning rate of the block after it, nearer to the
-            output. None gives all blocks the same learning rate.
+        layer_decay: Each block has the learning rate of the next block, which is nearer to the output, times this
+            factor. None gives all blocks the same learning rate.
         sam: The radius of sharpness-aware minimization, as `rho` in `SAM`. None trains without it.
 
     Raises:
@@ -216,7 +216,7 @@ class Recipe:
 
 
 def _checked(key, value, kind):
-    """Returns `value` as the type `kind` of the field `key`, or raises a ValueError."""
+    """Converts `value` to `kind`, the type of the field `key`. Raises a ValueError if this is not possible."""
     if isinstance(value, list):
         value = tuple(value)
     value = os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -36,11 +36,11 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     active in training.
 
     Args:
-        model: A model of this package's builders, with its own head or yours, or a model that contains such a model as
-            a layer. The blocks of a BiT are its residual units.
+        model: A model of this package, with its original head or your own, or a model that contains such a model as a
+            layer. The blocks of a BiT are its residual units.
         blocks: Int, the number of blocks to freeze. The embedding is always frozen too. None freezes all layers except
             the head. The head is all layers after the backbone and, if the backbone is nested in another model, all
-            layers outside of it.
+            layers outside of the backbone.
 
     Raises:
         ValueError: If `blocks` is larger than the number of blocks, the model has LoRA weights, no weights are left to
@@ -52,7 +52,7 @@ def freeze(model: keras.Model, blocks: int | None = None) -> Parameters:
     """
     parts = find_parts(model)
     if has_lora(model):
-        raise ValueError(f"Expected a model without LoRA, which also freezes layers. Received: model {model.name!r}")
+        raise ValueError(f"Expected a model without LoRA, as LoRA also freezes layers. Received: model {model.name!r}")
     num_blocks = len(parts.blocks)
     if blocks is not None and arguments.non_negative_int("blocks", blocks) > num_blocks:
         raise arguments.invalid("blocks", f"at most {num_blocks}, the model's depth", blocks)
@@ -99,15 +99,15 @@ def enable_lora(
 
     The outputs do not change before training. Compile the model afterwards. Do not set `trainable` of its layers, since
     Keras would unfreeze the kernels too. A .keras file stores the LoRA weights and which layers are frozen. In a clone
-    by `keras.models.clone_model`, the LoRA weights are new. Returns `Parameters(trainable, frozen)`.
+    by `keras.models.clone_model`, the LoRA weights have new initial values. Returns `Parameters(trainable, frozen)`.
 
     Args:
-        model: A ViT, CoAtNet or VT-ResNet of this package, with its own head or yours, or a model that contains such a
-            model as a layer.
+        model: A ViT, CoAtNet or VT-ResNet of this package, with its original head or your own, or a model that
+            contains such a model as a layer.
         rank: Int of at least 1, the rank of the updates.
         alpha: Float above 0. The updates are multiplied by `alpha / rank`, and None multiplies them by 1.
         train_head: Bool, whether to train the head too: all layers after the backbone and, if the backbone is nested in
-            another model, all layers outside of it.
+            another model, all layers outside of the backbone.
         train_norms: Bool, whether to train all norms too.
 
     Raises:
@@ -181,7 +181,7 @@ def merge_lora(model: keras.Model) -> keras.Model:
 
 
 def _refuse_quantized(model, layers):
-    """Raises an error if a layer to train has an integer kernel, which has no gradient. Float8 kernels have one."""
+    """Raises an error if a layer to train has an integer kernel, which has no gradient. Float8 kernels are allowed."""
     within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
     if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(
@@ -203,7 +203,7 @@ def _without_lora(config):
 
 def _parts(model):
     parts = find_parts(model)
-    # The only dense layers of an EfficientNet are in squeeze-and-excitation, which LoRA does not support here.
+    # The only dense layers of an EfficientNet are in squeeze-and-excitation, which `enable_lora` does not support.
     if config_of(parts.models[-1]).family == "efficientnet" or not _dense_layers(parts.blocks):
         raise ValueError(
             "Expected a model of this package's builders, with transformer blocks. "

@@ -70,7 +70,7 @@ def test_unsaved_callback_state_is_named_once(tmp_path, capsys):
     train(tmp_path, [Lists(), Mine("loss"), Stop(9)])
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
-    assert said[0].startswith("The callback Lists changes counts, seen during training, which checkpoints do not save")
+    assert said[0].startswith("The callback Lists changes counts, seen during training. Checkpoints do not save")
     assert said[1].startswith("The callback Mine('loss') changes mine during")
 
 
