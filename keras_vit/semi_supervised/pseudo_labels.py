@@ -159,7 +159,7 @@ def pseudo_labels(
     expected = getattr(images, "num_images", len(logits))
     if len(logits) != expected:
         broken = list(getattr(images, "broken", ()))
-        raise arguments.invalid("images", f"{expected} images; damaged files: {broken}", len(logits))
+        raise arguments.invalid("images", f"{expected} images that can be read (damaged files: {broken})", len(logits))
     if activation is None:
         # The tolerance allows for probabilities in half precision.
         if np.abs(logits.sum(axis=1) - 1).max() > 0.02:
@@ -227,8 +227,8 @@ def noisy_student(
     such as RandAugment in the data that `train` reads.
 
     Args:
-        teacher: The first teacher, which is trained on the labelled images. It must be a model that `pseudo_labels`
-            takes.
+        teacher: The first teacher, a model that is already trained on the labelled images. It must be a model that
+            `pseudo_labels` takes.
         students: List of functions without arguments, one for each round. Each builds a student that is not compiled.
             In the paper, each student is as large as its teacher or larger.
         images: The unlabelled images, in a form that `pseudo_labels` takes. Every student must take the same images.

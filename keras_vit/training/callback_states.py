@@ -22,7 +22,10 @@ _NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", 
 
 
 def named(callbacks):
-    """Returns {unique name: callback} for a list of callbacks. Raises an error if one of them cannot be saved."""
+    """Returns {unique name: callback} for a list of callbacks.
+
+    Raises an error if the state of a callback cannot be saved.
+    """
     found = {}
     for callback in keras.tree.flatten(list(callbacks)):
         if not isinstance(callback, keras.callbacks.Callback):
@@ -103,9 +106,9 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns the attributes of a custom callback that checkpoints leave out, as {name: text or bytes}.
+    """Returns a custom callback's own attributes as {name: text or bytes}. Checkpoints do not save these attributes.
 
-    Returns {} if the callback saves its state itself, or if it is from Keras.
+    Returns {} for a callback of Keras, and for a callback that has `get_state` and `set_state`.
     """
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}

@@ -99,7 +99,8 @@ def _read(path, file):
             f"Expected a {_FORMAT}. Received: {str(path)!r}, a {header['format']}. " + OTHER_FOLDER.format(path.parent)
         )
     arrays = {name.removeprefix("arrays/"): array for name, array in members.items() if name.startswith("arrays/")}
-    # The zip archive has a checksum for each array. If its list of files is damaged, an array may be missing.
+    # The checksums in the zip archive do not protect its list of files. If this list is damaged, an array may be
+    # missing, so compare the names with the header.
     if sorted(arrays) != header.get("arrays", sorted(arrays)):
         raise ValueError("arrays are missing")
     return Checkpoint(path, header["facts"], arrays)
@@ -173,7 +174,10 @@ def storable(array):
 
 
 def generator_states():
-    """Returns {name: state} of PyTorch's random generators, or {} on other backends. Unseeded `Dropout` uses them."""
+    """Returns {name: state} of PyTorch's random generators, or {} on other backends.
+
+    On PyTorch, `keras.layers.Dropout` without a seed uses these generators.
+    """
     if keras.backend.backend() != "torch":
         return {}
     import torch  # noqa: TID251  Keras cannot read PyTorch's generators.

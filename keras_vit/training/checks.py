@@ -191,7 +191,7 @@ class Data(NamedTuple):
     """The first batches of a dataset, and properties of the dataset. A field is None if it is unknown."""
 
     images: np.ndarray | None  # images of the first batches; if there are several inputs, the only one of rank 4
-    labels: np.ndarray | dict | list | None  # labels of the first batches, with one array for each output
+    labels: np.ndarray | dict | list | None  # labels of the first batches, one array for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int  # number of images in a batch, added up over all processes
     full: bool  # True if all batches of an epoch are known to have the same size
@@ -215,7 +215,7 @@ def look(data, batch_size=32, name="data"):
             f"PyDataset or another iterable of batches that can be read again. Received: {type(data).__name__}"
         )
     # Two batches are usually enough to find the range of the pixel values. If possible, do not read the last batch,
-    # because this moves a dataset of `keras_vit.data` to its next epoch.
+    # because reading it moves a dataset of `keras_vit.data` to its next epoch.
     steps = num_batches(data)
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]

@@ -21,7 +21,7 @@ _OF_PROBABILITIES = {
 class Head(NamedTuple):
     """An output of a model, together with its labels and its `Loss`. A field is None if it is unknown."""
 
-    name: str  # empty if the model has only one output
+    name: str  # empty if there is only one `Head`
     labels: np.ndarray | None
     all_labels: np.ndarray | None
     num_classes: int | None

@@ -114,7 +114,7 @@ def is_decayed(path: str) -> bool:
 
 
 def _class_of_backend(optimizer_class):
-    """Returns the class to extend: `optimizer_class`, or on PyTorch, Keras' subclass of it with fused updates."""
+    """Returns the class to extend. On PyTorch, this is Keras' subclass of `optimizer_class` with fused updates."""
     return type(optimizer_class.__new__(optimizer_class))
 
 

@@ -49,7 +49,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         super().set_params(params)
         for callback in self.callbacks:
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                # In its last epoch, SwapEMAWeights deletes the trained weights. Add an epoch, so that it keeps them.
+                # In the last epoch of a run, SwapEMAWeights deletes the trained weights. Add an epoch to its `params`,
+                # so that it keeps the weights.
                 callback.set_params({**params, "epochs": params["epochs"] + 1})
 
     def begin(self, record, allow):
@@ -176,7 +177,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         if {"data", "seed"} & set(allow):
             # If the data may differ, do not compare the loss values, because they depend on the labels of a batch.
             here["loss"].pop("value", None)
-        # Only process 0 compares, because it wrote the checkpoint. The other processes read other images.
+        # Only process 0 compares its record, because it wrote the checkpoint. All other processes read other images, so
+        # their records differ.
         for part in PARTS if process_id() == 0 else ():
             found = None if part in allow else difference(saved[part], here[part], part)
             if found:

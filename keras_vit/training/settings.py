@@ -157,7 +157,7 @@ class Recipe:
             (self.optimizer == "sgd" and self.weight_decay, "no `weight_decay` with sgd", self.weight_decay),
             (
                 self.label_smoothing and smooths,
-                "no `label_smoothing` with the sigmoid loss, nor with the policy 'deit', which smooths",
+                "no `label_smoothing` with the sigmoid loss, nor with the policy 'deit', which smooths the labels",
                 self.label_smoothing,
             ),
             (self.ema and self.layer_decay, "no `ema` with `layer_decay`", (self.ema, self.layer_decay)),
@@ -326,7 +326,7 @@ def batch_size_for(num_images):
 
 
 def lengths(recipe, num_images, num_test_images):
-    """Returns the `Lengths` of a recipe. If the warm-up is too long, warns and takes a tenth of the run."""
+    """Returns the `Lengths` of a recipe. If the warm-up is too long, warns and uses 10% of the run."""
     steps = num_images / recipe.batch_size
     total = recipe.steps or max(1, recipe.min_steps, round(recipe.epochs * steps))
     warmup = recipe.warmup_steps or round(recipe.warmup_epochs * steps + recipe.warmup_percent / 100 * total)

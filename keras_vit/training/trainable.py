@@ -151,8 +151,8 @@ def merge_lora(model: keras.Model) -> keras.Model:
     The new model is fully trainable and is not compiled.
 
     Args:
-        model: A model after `enable_lora`, which is not changed. If it has no LoRA or is quantized, a ValueError is
-            raised.
+        model: A model with LoRA from `enable_lora`. This model is not changed. If it has no LoRA or is quantized, a
+            ValueError is raised.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", num_classes=10)
