@@ -56,6 +56,21 @@ def look(model, data, loss=SPARSE, **options):
     return preflight(model, data, **{"verbose": 0, "batch_size": 4, **options})
 
 
+def test_subclassed_model_with_several_outputs_passes():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.vit, self.dense = build(), keras.layers.Dense(2)
+
+        def call(self, images):
+            return {"a": self.vit(images), "b": self.dense(self.vit(images))}
+
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, {"a": LABELS, "b": LABELS % 2})).batch(4)
+    subclassed = Model()
+    subclassed(IMAGES)
+    assert look(subclassed, data, {"a": SPARSE, "b": SPARSE}).batch_shape == (4, 16, 16, 3)
+
+
 def test_preflight_prints_one_screen_and_changes_nothing(model, capsys):
     before = [w.copy() for w in model.get_weights()]
     found = look(model, (IMAGES, LABELS), epochs=4, verbose=1)
