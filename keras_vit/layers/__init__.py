@@ -1,4 +1,7 @@
-"""Layers to build Vision Transformers with. An argument out of range raises a ValueError that contains its name."""
+"""Layers to build Vision Transformers with.
+
+If an argument is out of range, the layer raises a ValueError that contains the name of the argument.
+"""
 
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.attention_pooling import AttentionPooling

@@ -13,7 +13,7 @@ from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
 def with_sharding(tensor, name):
-    """Shards a tensor over devices with the layout that the active distribution has for `name`.
+    """Shards a tensor over devices with the layout that the active distribution has under the path `name`.
 
     Returns the tensor unchanged if there is no such layout, or if a sharded dimension of the tensor is not a multiple
     of the number of devices on its mesh axis.
@@ -28,7 +28,7 @@ def with_sharding(tensor, name):
 
 
 def active_layout(name):
-    """Returns the `keras.distribution.TensorLayout` that the active distribution has for `name`, or None."""
+    """Returns the `keras.distribution.TensorLayout` that the active distribution has under `name`, or None."""
     distribution = keras.distribution.distribution()
     return None if distribution is None else distribution.get_tensor_layout(name)
 
@@ -46,9 +46,9 @@ class MultiHeadSelfAttention(CompositeLayer):
         dropout_rate: Float in [0, 1), the dropout on the attention weights.
         qk_norm: Bool, whether to layer-normalize queries and keys per head.
         layer_norm_epsilon: Float, the epsilon of all layer norms in this layer.
-        max_relative_distance: Int or None. An int adds relative position embeddings: one vector per signed distance
-            of two tokens in the sequence, clipped to this int. The product of this vector and the query is added to the
-            scores.
+        max_relative_distance: Int or None. An int adds relative position embeddings: one learned vector for each signed
+            distance between two tokens in the sequence, from `-max_relative_distance` to `max_relative_distance`.
+            Larger distances are clipped to this range. The dot product of the query and the vector is added to Q K^T.
         use_bias: Bool, whether queries, keys and values have a bias.
         key_bias: Bool. If False, the keys have no bias even if `use_bias` is True.
         output_norm: Bool, whether to layer-normalize the concatenated heads before the output projection.
@@ -68,8 +68,9 @@ class MultiHeadSelfAttention(CompositeLayer):
             attend to all tokens. None means outputs for all tokens.
 
     Returns:
-        The outputs, (batch, num_queries, hidden_dim). If requested, a tuple that also contains the attention weights,
-        (batch, num_heads, num_queries, num_tokens), and the keys, (batch, num_tokens, head_dim).
+        The outputs, (batch, num_queries, hidden_dim). If the attention weights or keys are requested, a tuple: the
+        outputs, then the attention weights, (batch, num_heads, num_queries, num_tokens), then the keys, (batch,
+        num_tokens, head_dim).
 
     Raises:
         ValueError: If `head_dim` is None and there are more heads than channels, or if only one of `rotary_layout` and

@@ -12,7 +12,9 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AttentionPooling(CompositeLayer):
-    """The "MAP head": pools tokens to (batch, hidden_dim) by a learned query that attends to them and a residual MLP.
+    """The "MAP head": pools the tokens of each image to one vector. The output is (batch, hidden_dim).
+
+    A learned query attends to the tokens. A residual MLP follows the attention.
 
     Args:
         num_heads: Int, the number of attention heads.
@@ -56,7 +58,7 @@ class AttentionPooling(CompositeLayer):
         options |= {"dtype": self.dtype_policy, "name": "attention"}
         self.attention = keras.layers.MultiHeadAttention(self.num_heads, head_dim, **options)
         self.attention.build(probe_shape, tokens_shape)
-        # Keras' attention does not pass the constructor's `trainable` to its inner layers, so set it here.
+        # `keras.layers.MultiHeadAttention` does not pass `trainable` to its inner layers, so freeze them here.
         if not self.trainable:
             self.attention.trainable = False
         self.norm.build(probe_shape)

@@ -14,7 +14,10 @@ class Layer(keras.layers.Layer):
 
     @property
     def inherited(self):
-        """The arguments for inner layers. With `trainable`, they stay frozen when a frozen layer is loaded."""
+        """The arguments that this layer passes to its inner layers.
+
+        `trainable` is one of them, so that the inner layers of a frozen layer are frozen after loading too.
+        """
         return {"trainable": self.trainable, "dtype": self.dtype_policy}
 
     def set_booleans(self, **values):
@@ -48,7 +51,7 @@ class Layer(keras.layers.Layer):
 
         Returns:
             Int, 0 for a layer without matrix products and convolutions. None if the number is unknown for an inner
-            layer.
+            layer or an operation in `call`.
 
         Example:
         >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
@@ -61,15 +64,16 @@ class Layer(keras.layers.Layer):
         return costs.total(costs.operation_steps(self, inputs, {}, output))
 
     def cost_steps(self, input_shape, **call_arguments):
-        """Returns a list of (name, multiply-adds, activations kept for the gradient) per step of a call on one image.
+        """Returns a list with a tuple for each step of a call on one image.
 
-        If the method returns None and `adds_up` is True, the steps are the operations in `call`. If it returns None and
-        `adds_up` is False, there is one step: the product with the layer's `kernel`, if the layer has one.
+        The tuple is (name, multiply-adds, number of values that training keeps for the gradient). If the method returns
+        None and `adds_up` is True, the steps are the operations in `call`. If it returns None and `adds_up` is False,
+        there is one step. Its multiply-adds are those for the product with the layer's `kernel`, or 0 without a kernel.
         """
         return None
 
     def spec(self, *shapes):
-        """Returns a `KerasTensor` of the compute dtype for one shape, and a tuple of them for several shapes."""
+        """Returns a `KerasTensor` of the compute dtype per shape. If there are several shapes, returns a tuple."""
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -114,7 +118,7 @@ class CompositeLayer(Layer):
             self.keep_statistics()
 
     def keep_statistics(self):
-        """Freezes batch normalization layers whose weights are frozen, so that training keeps their statistics."""
+        """Freezes batch normalization layers whose weights are frozen, so that their statistics stay the same too."""
         # On PyTorch, a Keras layer is a `torch.nn.Module`, whose inner layers are in `children()`.
         for layer in self.children() if hasattr(self, "children") else vars(self).values():
             if isinstance(layer, keras.layers.BatchNormalization):
@@ -146,7 +150,7 @@ class CompositeLayer(Layer):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """Returns the path of a weight or inner layer relative to this layer. It does not depend on the model."""
+        """Returns the path of a weight or inner layer relative to this layer, which is the same in every model."""
         return path.removeprefix(f"{self.path}/")
 
 

@@ -4,9 +4,9 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class BatchNorm(keras.layers.BatchNormalization):
-    """Keras' batch normalization over the last axis, which PyTorch can compile as a part of one graph in training.
+    """Keras' batch normalization over the last axis, changed so that PyTorch compiles a training step in one graph.
 
-    Keras passes its axes to PyTorch as a tracked list, which breaks the graph.
+    Keras' own layer passes the reduction axes to PyTorch as a tracked list. At such a list, PyTorch splits the graph.
     """
 
     def call(self, inputs, training=None):

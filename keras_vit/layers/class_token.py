@@ -7,7 +7,7 @@ from keras_vit.layers.base import Layer
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class PrefixTokens(Layer):
-    """Prepends learned tokens, the same for every image: class, distillation or register tokens.
+    """Prepends learned tokens to the patches: class, distillation or register tokens. All images get the same tokens.
 
     Args:
         num_tokens: Int, the number of tokens.

@@ -8,7 +8,10 @@ import keras
 
 
 class Step(NamedTuple):
-    """A step of a call, its multiply-adds (None if unknown) and how many numbers training keeps for its gradient."""
+    """One step of a call: its name, its multiply-adds, and the number of values that training keeps for its gradient.
+
+    The multiply-adds are None if they are unknown.
+    """
 
     name: str
     multiply_adds: int | None
@@ -28,7 +31,7 @@ PRODUCTS = (
     (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
     (_classes("Conv[123]D"), lambda layer, x: math.prod(layer.kernel.shape[:-1])),
 )
-# The layers in VIEWS only return or reshape their input at inference. The layers in FREE have no multiply-adds,
+# At inference, the layers in VIEWS return their input, unchanged or reshaped. The layers in FREE have no multiply-adds,
 # because only matrix products and convolutions are counted.
 VIEWS = _classes("Identity|Flatten|Reshape|ActivityRegularization|Gaussian.*|.*Dropout|Random(?!Crop).*")
 FREE = VIEWS + _classes(
@@ -36,8 +39,8 @@ FREE = VIEWS + _classes(
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-# Operations of `keras.ops` that do not increase the memory for the gradient. Their output is a view of their input, or
-# training keeps only their output, and not their input.
+# Operations of `keras.ops` that need no memory for the gradient in addition to their input. The output is a view of the
+# input, or training keeps the output instead of the input.
 VIEW_OPERATIONS = (
     "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
 )
@@ -74,7 +77,7 @@ def operation_steps(operation, args, kwargs, output):
 
 
 def total(steps):
-    """Returns the sum of the multiply-adds of all steps, or None if the number of a step is unknown."""
+    """Returns the sum of the multiply-adds of all steps, or None if the multiply-adds of one step are unknown."""
     products = [step.multiply_adds for step in steps]
     return None if None in products else sum(products)
 

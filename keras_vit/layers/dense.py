@@ -22,7 +22,7 @@ class Dense(keras.layers.Dense):
 
     @property
     def dtype_policy(self):
-        """The dtype policy of this layer. From a `DTypePolicyMap`, returns only the policy for this layer's path."""
+        """The dtype policy of this layer. If a `DTypePolicyMap` was given, its entry for the path of this layer."""
         policy = super().dtype_policy
         is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
         return policy[self.path] if is_map and self.path else policy
@@ -41,8 +41,8 @@ class Dense(keras.layers.Dense):
         # If the config enables LoRA, Keras' `build` sets alpha to the rank, so restore the alpha of the config.
         self.lora_alpha = alpha
 
-    # Save the LoRA factors too. Keras saves only the sum of kernel and LoRA, rounded to the kernel's precision. When it
-    # loads the file, it sets both factors to zero, so that they get no gradient.
+    # Save the LoRA factors too. Keras saves only the sum of kernel and LoRA, rounded to the kernel's precision. When
+    # Keras loads this file, it sets both LoRA factors to zero. The gradient of both is then zero too.
     def save_own_variables(self, store):
         enabled = self.lora_enabled
         self.lora_enabled = False

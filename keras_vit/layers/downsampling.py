@@ -12,7 +12,7 @@ from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class MaxPooling2D(keras.layers.MaxPooling2D):
-    """`keras.layers.MaxPooling2D` with padding "same" for images of (batch, height, width, channels).
+    """`keras.layers.MaxPooling2D` for padding "same" and images of (batch, height, width, channels).
 
     On PyTorch, this class pads the images itself, with -inf, because the compiled gradient of Keras' padding fails.
     """
@@ -29,18 +29,25 @@ class MaxPooling2D(keras.layers.MaxPooling2D):
 
 
 def pooling(pool_type, padding, name, dtype):
-    """Returns a layer that halves height and width, rounded up. `pool_type`: "max2", "max3" (3 x 3 windows), "avg2"."""
+    """Returns a pooling layer that halves height and width, rounded up.
+
+    `pool_type` is "max2" or "avg2", with windows of 2 x 2, or "max3", with windows of 3 x 3.
+    """
     options = {"name": name, "dtype": dtype}
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
     kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
-    # Use "same" for symmetric padding too. The windows are 2 x 2 in this case, so that only the end of an odd side is
-    # padded, and averages exclude the padding.
+    # Use Keras' "same" for symmetric padding too. Symmetric padding of 3 x 3 windows is handled above. If the windows
+    # are 2 x 2, "same" pads only the end of an odd side, and averages exclude the padding.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 
 
 def conv(kind, kernel_size, strides, padding, **options):
-    """Returns a convolution layer of class `kind`, normal or depthwise, without bias. Call it with `convolve`."""
+    """Returns a convolution layer of class `kind`, normal or depthwise, without bias.
+
+    If the padding is symmetric and `strides` is above 1, the layer itself does not pad. Call the layer with `convolve`,
+    or pad its input first.
+    """
     depthwise = kind is keras.layers.DepthwiseConv2D
     options[f"{'depthwise' if depthwise else 'kernel'}_initializer"] = FanOutNormal()
     options["padding"] = "valid" if strides > 1 and padding == "symmetric" else "same"

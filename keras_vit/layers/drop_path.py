@@ -6,7 +6,9 @@ from keras_vit import arguments
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class DropPath(keras.layers.Dropout):
-    """Stochastic depth: in training, sets the input of random images to zero and divides other inputs by `1 - rate`.
+    """Stochastic depth: in training, sets the input to zero for random images.
+
+    The inputs of all other images are divided by `1 - rate`.
 
     Args:
         rate: Float in [0, 1), the probability of setting the residual branch of an image to zero.

@@ -111,7 +111,7 @@ class ImageNormalization(keras.layers.Layer):
         return self.normalize(images) if self.apply and not self.folded else images
 
     def normalize(self, images):
-        """Scales float images of 0..255, a NumPy array or a backend tensor."""
+        """Scales float images of 0..255 as with `apply=True`. `images` is a NumPy array or a backend tensor."""
         offset, scale = self._offset_and_scale(images)
         # Do not rewrite this as x * a + b, which would not give exactly -1 and 1 for 0 and 255.
         return (images - offset) / scale

@@ -69,7 +69,11 @@ class FanOutNormal(keras.initializers.HeNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """Returns a Glorot uniform initializer for given fans. A fused QKV kernel's shape would give a triple fan-out."""
+    """Returns a Glorot uniform initializer for the given fans.
+
+    A fused QKV kernel needs this initializer, because the fan-out that Keras computes from the kernel's shape is three
+    times too large.
+    """
     limit = math.sqrt(6 / max(1, fan_in + fan_out))
     return RandomUniform(-limit, limit, seed=seed)
 
@@ -106,7 +110,7 @@ def entropy(seed):
 
 
 def fill_all(fill_one, seeds, pieces):
-    """Calls `fill_one(seed, piece)` for each seed and piece, in threads if there are several."""
+    """Calls `fill_one(seed, piece)` for each seed and piece, in threads if there are several pieces."""
     if len(pieces) > 1:
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -88,7 +88,7 @@ def attend(query, key, value, bias, training=False):
 
 def _suits_cudnn(query, key):
     # cuDNN needs as many queries as keys, and a 16-bit dtype. In float32, JAX computes attention without cuDNN and
-    # keeps all scores, which takes too much memory for long sequences.
+    # keeps all scores. If the sequence is long, these scores take too much memory, so return False.
     is_short = keras.backend.standardize_dtype(query.dtype) != "float32" or not _is_long(query.shape[1])
     return is_short and query.shape[1] == key.shape[1]
 
@@ -138,7 +138,7 @@ def _attend_by_head(query, key, value, bias, dropout=lambda weights: weights):
     scores = ops.matmul(query / math.sqrt(query.shape[-1]), ops.transpose(key, (0, 1, 3, 2)))
     if bias is not None:
         scores = scores + bias
-    # PyTorch's softmax computes in float32 internally, so it needs no cast.
+    # PyTorch's softmax computes in float32 internally, so cast the scores only on other backends.
     scores = scores if keras.backend.backend() == "torch" else ops.cast(scores, "float32")
     weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
     return ops.matmul(dropout(weights), value), weights
@@ -176,7 +176,10 @@ def _is_long(length):
 
 
 def _map(function, parts):
-    """Stacks `function([part[i] for part in parts])` for all i. Results have the shape and dtype of `parts[0][0]`."""
+    """Stacks `function([part[i] for part in parts])` for all i.
+
+    Each result must have the shape and dtype of `parts[0][0]`.
+    """
     if keras.backend.backend() != "tensorflow":
         return ops.map(function, parts)
     import tensorflow as tf

@@ -17,9 +17,9 @@ class PositionEmbedding(Layer):
     """Adds position embeddings to the tokens, for any number of patch rows and columns.
 
     Args:
-        grid_size: (rows, columns) of the patches that have stored embeddings, which are resized for another grid. None
-            takes the grid of the first input: the grid of its `images` or, without `images`, the square grid of its
-            patches.
+        grid_size: (rows, columns) of the patch grid that the embeddings are stored for. If an input has another grid,
+            the layer resizes the embeddings. None: the grid of the first input, which is the grid of its `images` or,
+            without `images`, a square grid.
         method: "learned" (one vector per patch), "learned2d" (one vector per column for the first half of the channels,
             one per row for the second half) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.
@@ -32,7 +32,8 @@ class PositionEmbedding(Layer):
     Call arguments:
         tokens: (batch, num_prefix_tokens + rows * columns, hidden_dim); the output has the same shape.
         images: (batch, height, width, channels) or None, the images that the patches are from. Only their size is read.
-            It determines the grid. If no images are passed, the grid is `grid_size`, and the tokens must match it.
+            The size determines the grid. If no images are passed, the grid is `grid_size`, and the number of tokens
+            must match it.
 
     Example:
     >>> layer = keras_vit.layers.PositionEmbedding((14, 14), num_prefix_tokens=1)

@@ -16,7 +16,7 @@ class Rotary(NamedTuple):
 
     layout: str
     theta: float
-    # True: positions go from -1 to 1 on each axis and are multiplied by 2 pi. False: they are row and column numbers.
+    # True: positions go from -1 to 1 on each axis, and are multiplied by 2 pi. False: the row and column numbers.
     normalized: bool = False
     columns_first: bool = False  # The first half of the frequencies belongs to the columns, not to the rows.
 
@@ -35,12 +35,13 @@ class RotaryEmbedding(Layer):
     """Computes 2-D rotary position embeddings for images of any size. Blocks use them to rotate queries and keys.
 
     Args:
-        kind: "dinov3" (positions from -1 to 1 times 2 pi, theta 100, rotary layout "halves"), "eva02" (row and column
-            numbers, theta 10,000, rotary layout "pairs") or "axial" (RoPE-ViT). "axial" differs from "eva02" in two
-            points: theta is 100, and the first half of the channels encodes the column instead of the row.
+        kind: "dinov3" (positions from -1 to 1, multiplied by 2 pi; theta 100; rotary layout "halves"), "eva02" (row
+            and column numbers; theta 10,000; rotary layout "pairs") or "axial" (RoPE-ViT). "axial" differs from "eva02"
+            in two points: theta is 100, and the first half of the channels encodes the column instead of the row.
         head_dim: Int, the width of a head, a multiple of 4.
         patch_size: Int or (height, width), in pixels.
-        grid_size: (rows, columns). Positions are scaled to the range of this grid, as in EVA-02. None: no scaling.
+        grid_size: (rows, columns). Row and column numbers are scaled to the range of this grid, as in EVA-02. None: no
+            scaling. "dinov3" ignores `grid_size`.
 
     Input shape: images, (batch, height, width, channels). Only their size is read.
     Output shape: (rows * columns, 2, head_dim), the cosines and sines for each patch, float32.
@@ -106,9 +107,12 @@ class RotaryEmbedding(Layer):
 
 
 def rotate(x, angles, layout):
-    """Rotates the patches, the last tokens of the queries or keys `x`, (batch, num_tokens, num_heads, head_dim)."""
+    """Rotates the patches in the queries or keys `x`, (batch, num_tokens, num_heads, head_dim).
+
+    `angles` is the output of `RotaryEmbedding`. The patches are the last tokens; the tokens before them do not change.
+    """
     dtype = x.dtype
-    # Keras has cast the cosines and sines to the compute dtype of the layer that calls this. Compute in float32.
+    # Keras cast the cosines and sines to the compute dtype of the layer that calls `rotate`. Compute in float32 again.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
     num_prefix = ops.shape(x)[1] - ops.shape(angles)[0]
     prefix, patches = x[:, :num_prefix], x[:, num_prefix:]

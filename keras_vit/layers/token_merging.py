@@ -6,7 +6,10 @@ from keras import ops
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """Returns how many patches merge: `token_merging`, at most half of them. `num_tokens` may be a tensor or None."""
+    """Returns the number of patches to merge: `token_merging`, or half of the patches if this is less.
+
+    `num_tokens` may be a tensor. If it is None, the number of patches is unknown, and the result is None too.
+    """
     if num_tokens is None:
         return None
     half = (num_tokens - num_prefix_tokens) // 2
@@ -14,7 +17,10 @@ def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
 
 
 def match(keys, token_merging, num_prefix_tokens=0):
-    """Matches similar patches. Returns the index of each token after the merge, (batch, num_tokens), int32."""
+    """Matches similar patches. Returns the index that each token will have after the merge: (batch, num_tokens), int32.
+
+    Patches that get the same index will be merged.
+    """
     # Find for each odd patch the even patch with the highest cosine similarity. The `token_merging` most similar pairs
     # merge. After the merge, the order is: prefix tokens, odd patches that do not merge, even patches.
     keys = ops.stop_gradient(ops.cast(keys, "float32"))

@@ -20,7 +20,8 @@ class TokenPooling(Layer):
             the weight of the token in the mean.
 
     Raises:
-        ValueError: If `index` is not below `num_prefix_tokens`. (With method="gap" and no prefix tokens, 0 is valid.)
+        ValueError: If `index` is not below `num_prefix_tokens`. With method="gap" and no prefix tokens, index=0 is
+            valid.
 
     Example:
     >>> keras_vit.layers.TokenPooling("gap", num_prefix_tokens=1)(np.zeros((2, 197, 768))).shape

@@ -13,7 +13,7 @@ ON_TORCH = keras.backend.backend() == "torch"
 
 
 def recompute(function, tensor, weights, dropouts):
-    """Returns `function(tensor)` without storing intermediate results. The gradient computes the function again.
+    """Returns `function(tensor)` without storing intermediate results. The gradient calls `function` again.
 
     `weights` are all weights that `function` reads. `function` must call each layer in `dropouts` once.
     """
@@ -49,7 +49,7 @@ class TransformerBlock(CompositeLayer):
         gated_mlp, mlp_norm: As `gated` and `inner_norm` of `MLP`.
         layer_norm_epsilon: Float, the epsilon of the norms.
         token_merging: Int, the number of patches to merge between attention and MLP, at most half of the patches.
-        num_prefix_tokens: Int, the number of tokens before the patches. Token merging excludes them.
+        num_prefix_tokens: Int, the number of tokens before the patches. These tokens are never merged.
         num_outputs: Int or None, the default of the call argument `num_outputs`.
         remat: Bool. True stores only the block's input in training, and computes the rest again for the gradient.
         seed: Int or None, the random seed of all dropout and stochastic depth.
@@ -60,8 +60,8 @@ class TransformerBlock(CompositeLayer):
         rotary: The output of `RotaryEmbedding`; required with `rotary_layout`.
         return_attention_scores: Bool, whether to return the attention weights too.
         num_outputs: Int, the number of leading tokens to compute and return. These tokens attend to all tokens. None:
-            the constructor's `num_outputs`, or all tokens if it is None too. With `token_merging`, `num_outputs` must
-            be at most `num_prefix_tokens`, and no tokens are merged.
+            the constructor's `num_outputs`, or all tokens if it is None too. If `num_outputs` is set in a block with
+            `token_merging`, it must be at most `num_prefix_tokens`, and the block merges no tokens.
 
     Returns:
         The output tokens, (batch, num_tokens, hidden_dim), with fewer tokens if tokens are merged or `num_outputs` is
@@ -139,7 +139,7 @@ class TransformerBlock(CompositeLayer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _checked(self, num_outputs):
-        """Returns `num_outputs`; raises if it exceeds the prefix tokens, because token merging may change patches."""
+        """Returns `num_outputs`; raises ValueError if these tokens include patches that token merging could change."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
             expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, with token merging"

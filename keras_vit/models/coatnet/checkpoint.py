@@ -86,7 +86,10 @@ def maxxvit_arguments(config):
 
 
 def config_of(path, name, args):
-    """Returns the `CoAtNetConfig` of timm's architecture `name` with arguments; raises ValueError if unsupported."""
+    """Returns the `CoAtNetConfig` of timm's architecture `name` with the arguments `args`.
+
+    Raises ValueError, with the file's `path`, if the architecture or an argument is not supported.
+    """
     row = re.sub(r"_\d{3}$", "", name)
     if row not in NAMES:
         known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
@@ -219,7 +222,10 @@ def _architecture(config):
 
 
 def read_config(file, grid_size=None):
-    """Returns a `Found` with a `CanonicalFile`'s config fields and its position tables' grids; ignores `grid_size`."""
+    """Returns a `Found` with the config fields of a `CanonicalFile` and the grids of its position tables.
+
+    `grid_size` has no effect, because only the ViT family uses it.
+    """
     found = begin(file, "stem_conv/kernel")
     if "config" in file.own:
         read_record(file, found)
@@ -254,7 +260,9 @@ def _read_arrays(file, found):
     found.put(STATED, **shown)
     name = timm_variant(shown)
     if name is None:
-        found.leave("no CoAtNet of timm has arrays of these shapes; pass the variant that it is based on", "variant")
+        found.leave(
+            "no CoAtNet of timm has arrays of these shapes; pass the variant that the model is based on", "variant"
+        )
     else:
         fields = _architecture(CoAtNetConfig.from_variant(name))
         found.put(

@@ -18,14 +18,14 @@ EXPANSION = 4
 
 
 def stage_widths(name, value):
-    """Returns `value` as a tuple of ints; raises ValueError if it is not a list of the channels per stage."""
+    """Returns `value`, the channels of each stage, as a tuple; raises ValueError if it is no list of positive ints."""
     if not isinstance(value, (tuple, list)) or not value:
         raise arguments.invalid(name, "the number of channels of each stage, as in (96, 192, 384, 768)", value)
     return tuple(arguments.positive_int(name, width, arguments.LARGEST) for width in value)
 
 
 def conv_depths(name, value):
-    """Returns `value` as a tuple of ints; raises ValueError if it is not a list of the MBConv blocks per stage."""
+    """Returns `value`, the MBConv blocks of each stage, as a tuple; raises ValueError if it is not a list of ints."""
     if not isinstance(value, (tuple, list)):
         raise arguments.invalid(name, "the number of MBConv blocks of each stage, as in (2, 3, 0, 0)", value)
     return tuple(arguments.non_negative_int(name, depth) for depth in value)
@@ -55,8 +55,8 @@ class CoAtNetConfig(ModelConfig):
         pre_norm_activation: Bool, whether an activation follows the first norm of an MBConv.
         conv_bias: Bool, whether the last convolution and the shortcut convolution of an MBConv have a bias.
         shortcut_bias: Bool, whether the projection on a transformer block's shortcut has a bias.
-        se_ratio: Float, the width inside squeeze-and-excitation, divided by the output channels of the MBConv block or,
-            with `expanded_from="input"`, by its inner channels.
+        se_ratio: Float. The width inside squeeze-and-excitation is `se_ratio` times the output channels of the MBConv
+            block or, with `expanded_from="input"`, `se_ratio` times the inner channels.
         se_activation: The activation inside squeeze-and-excitation.
         se_before_norm: Bool, whether squeeze-and-excitation comes before the norm of the depthwise convolution.
         transformer_norm: "layer" or "batch", the kind of the norms in the transformer blocks and of the norm before the
@@ -64,10 +64,10 @@ class CoAtNetConfig(ModelConfig):
         layer_scale_init: Float, the initial value of LayerScale in transformer blocks; None for no LayerScale.
         position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases. None: a
             learned table contains the biases.
-        position_interpolation: The method that resizes the position tables in a model of any image size: "bilinear" (as
-            in the paper) or "geometric" (as in timm).
-        table_image_size: Int or (height, width), in pixels, only for a model of any image size: the image size that its
-            position tables are stored for. None: as in the weights, else 224.
+        position_interpolation: The method that resizes the position tables if `image_size` is (None, None): "bilinear"
+            (as in the paper) or "geometric" (as in timm).
+        table_image_size: Int or (height, width), in pixels, only if `image_size` is (None, None). The position tables
+            are stored for images of this size. None: the size in the weights, else 224.
         norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.
         representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
         layer_norm_epsilon: Float, the epsilon of the norms in the transformer blocks and of the norm before the head.
@@ -148,7 +148,7 @@ class CoAtNetConfig(ModelConfig):
 
     @property
     def blocks(self):
-        """A list with the sizes of each block as a `Block`, in order."""
+        """The sizes of all blocks, in order: a list of `Block`s."""
         inputs, found = self.stem_widths[1], []
         for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
             num_conv = (depth if s < 2 else 0) if self.conv_depths is None else self.conv_depths[s]
@@ -215,7 +215,7 @@ _SIZES = {
 _HEADS = {
     name: {"norm_after_pooling": True, "representation_size": size["widths"][-1]} for name, size in _SIZES.items()
 }
-# All models of timm 1.0.31: the paper's sizes, and timm's own sizes (`rw`).
+# All CoAtNets of timm 1.0.31: the paper's sizes, and timm's own sizes (`rw`).
 _TIMM = {"pool_type": "avg2", "padding": "symmetric", "position_interpolation": "geometric"}
 _OWN = {**_TIMM, "expanded_from": "input", "conv_activation": "silu"}
 _RW = {**_OWN, "pre_norm_activation": True, "conv_bias": False, "se_activation": "relu"}
@@ -250,7 +250,10 @@ VARIANTS = {
 
 
 def decode_coatnet(variant):
-    """Returns a key in `VARIANTS`. `variant` is a key, timm's name with an image size, or a short name like "0_rw"."""
+    """Returns the key of a variant in `VARIANTS`.
+
+    `variant` may be this key, timm's name with an image size, or a short name such as "0_rw".
+    """
     if isinstance(variant, str):
         name = re.sub(r"(?<=\w)_\d{3}$", "", variant)
         for key in (variant, name, f"coatnet_{name}"):

@@ -25,7 +25,8 @@ class MBConv(CompositeLayer):
         reduced_dim: Int, the width inside squeeze-and-excitation.
         strides: 1, or 2 to halve height and width, rounded up.
         downsampling, pool_type, padding, pre_norm_activation, se_activation, se_before_norm: As in `CoAtNetConfig`.
-        activation: Name or function, the activation that follows the norms.
+        activation: Name or function, the activation after the expansion, after the depthwise convolution and, with
+            `pre_norm_activation`, after the first norm.
         use_bias: Bool, whether the last convolution and the shortcut convolution have a bias.
         epsilon: Float, the epsilon of the norms.
         drop_path_rate, seed: As in `DropPath`, for the residual branch.

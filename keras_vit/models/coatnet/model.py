@@ -65,9 +65,9 @@ def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
     named `normalization`, `stem_conv`, `stem_norm`, `stem_activation`, `stem_conv_2`, `stage_1_block_01`, ..., `norm`,
     `pooling`, `pre_logits` and `head`. Each stage halves the height and width of the feature map.
 
-    "0" to "5" are the paper's models. "coatnet_0" to "coatnet_5" are timm's versions of these, which differ in details.
-    No weights were published for these twelve. Many other models of timm have weights, such as "coatnet_0_rw". The full
-    list is `keras_vit.models.coatnet.config.VARIANTS`.
+    "0" to "5" are the paper's models. "coatnet_0" to "coatnet_5" are timm's versions of the same models, and differ in
+    details. No weights were published for these twelve models. Many other models of timm have weights, such as
+    "coatnet_0_rw". The full list is `keras_vit.models.coatnet.config.VARIANTS`.
 
     Args:
         variant: "0" to "5", a name of timm, such as "coatnet_0_rw_224", or a short form of it, such as "0_rw".

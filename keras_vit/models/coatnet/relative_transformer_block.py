@@ -16,10 +16,10 @@ from keras_vit.models.coatnet.relative_attention import RelativeAttention
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RelativeTransformerBlock(CompositeLayer):
-    """CoAtNet's transformer block: a norm, relative attention, a second norm, and an MLP of four times the width.
+    """CoAtNet's transformer block: a norm, relative attention, a second norm, and an MLP.
 
-    With `strides=2`, the shortcut and the output of the first norm are pooled. A dense layer projects the
-    shortcut if the number of channels changes.
+    The hidden layer of the MLP has `4 * units` channels. With `strides=2`, the shortcut and the output of the first
+    norm are pooled. A dense layer projects the shortcut if the number of channels changes.
 
     Args:
         num_heads, head_dim, grid_size, position_mlp_dim, interpolation: As in `RelativeAttention`.
@@ -141,7 +141,7 @@ class RelativeTransformerBlock(CompositeLayer):
 
 
 def norm_layer(kind, epsilon, name, **options):
-    """Returns a batch normalization if `kind` is "batch", else a layer normalization, over the channels."""
+    """Returns a batch normalization layer if `kind` is "batch", else a layer normalization layer."""
     if kind == "batch":
         return BatchNorm(momentum=0.9, epsilon=epsilon, name=name, **options)
     return keras.layers.LayerNormalization(epsilon=epsilon, name=name, **options)

@@ -14,7 +14,8 @@ from keras_vit.weights.record import begin, read_record
 OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
-# The names of timm's architectures. "tf_" marks official weights. Older names end in the recipe and the image size.
+# The names of timm's architectures. "tf_" marks official weights. Older names end in the training recipe, such as "_ns"
+# for Noisy Student, and the image size.
 _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
 # These timm arguments only affect training, or their values follow from the arrays or the config.
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")
@@ -25,7 +26,10 @@ _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 
 def read_config(file, grid_size=None):
-    """Returns the config fields of a `CanonicalFile` as a `Found`. Ignores `grid_size`: an EfficientNet has no grid."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`.
+
+    `grid_size` has no effect, because only the ViT family uses it.
+    """
     found = begin(file, "stem_conv/kernel")
     widths, repeats = _sizes(file)
     found.put(STATED, widths=widths, repeats=repeats)
@@ -61,7 +65,7 @@ def _settings_from_architecture(file):
     name = file.config.get("architecture")
     match = re.fullmatch(_NAME, str(name))
     if match is None:
-        raise _unsupported(file, f"{name!r} of timm", "efficientnet_b0 to _b8 or _l2, or tf_ and one of these")
+        raise _unsupported(file, f"{name!r} of timm", "efficientnet_b0 to _b8 or _l2, or such a name after tf_")
     found = dict(OFFICIAL if match["official"] else OF_TIMM)
     for key, value in {"global_pool": file.config.get("global_pool"), **timm_config.model_args(file)}.items():
         if key == "pad_type" and value in ("same", ""):
@@ -107,7 +111,10 @@ def _normalization(file):
 
 
 def _image_size(file):
-    """Returns the image size in a published file's name or, if there is none, the size of the variant (else of B0)."""
+    """Returns the image size in the name of a published file.
+
+    If the name contains no size, returns the image size of the variant, or of B0 if the file is of no variant.
+    """
     found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:
         return int(found["side"])
@@ -116,7 +123,10 @@ def _image_size(file):
 
 
 def _file_name(file):
-    """Returns the regex match if a file is named like a .pth file of timm, whose name ends in a hash; else None."""
+    """Returns a regex match if the file name has the form of timm's published .pth files, else None.
+
+    These names end in a hash.
+    """
     return re.fullmatch(rf"{_NAME}-[0-9a-f]{{8}}\.pth", os.path.basename(file.path))
 
 

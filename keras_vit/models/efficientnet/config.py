@@ -82,11 +82,13 @@ def scaled_repeats(depth_factor):
 
 
 def official_preprocessing(image_size, **constants):
-    """Returns the `Preprocessing` of the official code: ImageNet's constants, and a crop from images 32 pixels larger.
+    """Returns the `Preprocessing` of the official code, with ImageNet's mean and standard deviation.
+
+    The official code resizes images to 32 pixels more than `image_size`, and then crops the center.
 
     Args:
         image_size: Int or (height, width) in pixels, or (None, None).
-        **constants: Fields of `Preprocessing` that replace the fields of the official code.
+        **constants: Fields of `Preprocessing`. They override the values of the official code.
     """
     side = min(arguments.image_size(image_size), key=lambda side: side or math.inf)
     crop = {} if side is None else {"crop_fraction": side / (side + 32)}
@@ -95,7 +97,7 @@ def official_preprocessing(image_size, **constants):
 
 
 def efficientnet_name(widths, repeats):
-    """Returns the variant of these sizes, such as "B0", or None."""
+    """Returns the name of the variant with these sizes, such as "B0", or None if there is no such variant."""
     sizes = tuple(widths), tuple(repeats)
     return next(
         (name for name, scale in SCALES.items() if sizes == (scaled_widths(scale[0]), scaled_repeats(scale[1]))), None

@@ -16,7 +16,7 @@ MOMENTUM = 0.99
 
 
 def batch_norm(name, epsilon, **kwargs):
-    """Returns a layer of batch normalization over the channels, with EfficientNet's momentum."""
+    """Returns a batch normalization layer with EfficientNet's momentum."""
     return BatchNorm(momentum=MOMENTUM, epsilon=epsilon, name=name, **kwargs)
 
 
@@ -46,7 +46,8 @@ class InvertedBottleneck(CompositeLayer):
     (1, 56, 56, 24)
 
     Reference: [arXiv 1801.04381](https://arxiv.org/abs/1801.04381), section 3.2, with the squeeze-and-excitation of
-    [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), section 4. Its inner width is a quarter of the input's width.
+    [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), section 4. The inner width of the squeeze-and-excitation
+    is a quarter of the block's input width.
     """
 
     def __init__(

@@ -71,8 +71,8 @@ def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
             remaining arguments are as in `keras_vit.ViT`.
 
     Raises:
-        ValueError: If an argument is unknown or out of range, if the weights do not fit the model, or if the padding is
-            not given and does not follow from the weights.
+        ValueError: If an argument is unknown or out of range, if the weights do not fit the model, or if `padding` or
+            `batch_norm_epsilon` is not given and does not follow from the weights.
         FileNotFoundError: If `weights` does not exist.
 
     Example:

@@ -102,9 +102,10 @@ class _Official(Source):
 
 
 def _places(shapes):
-    """Yields (block number, new name with stage and place in it).
+    """Yields (number of a block, new name of the block). The new name contains the stage and the index in this stage.
 
-    A new stage begins where the blocks' expansion, kernel size or output width changes.
+    A new stage begins at a block that differs from the previous block in kernel size, output width, or the presence of
+    an expansion.
     """
     numbers = {int(match[1]) for match in (re.match(r"blocks_(\d+)/", name) for name in shapes) if match}
 

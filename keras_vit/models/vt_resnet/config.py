@@ -26,8 +26,8 @@ class VTResNetConfig(ModelConfig):
         num_modules: Int, the number of VT (Visual Transformer) modules.
         width: Int, the number of channels inside a unit of the first stage.
         num_tokens: Int, the number of visual tokens.
-        token_dim: Int, the width of a token. The paper's sizes have 1024. In the paper's equations, a token is as wide
-            as the feature map.
+        token_dim: Int, the width of a token. It is 1024 in the paper's models. In the paper's equations, a token is as
+            wide as the feature map.
         key_dim: Int, the width of the keys and queries in the transformers and projectors.
         **others: As in `keras_vit.ViTConfig`.
 

@@ -13,7 +13,7 @@ from keras_vit.layers.drop_path import DropPath
 
 
 def projection(name, inputs, outputs, scale=1.0, **options):
-    """Returns a built dense layer without bias. Its kernel is initialized as in PyTorch, and multiplied by `scale`."""
+    """Returns a built dense layer without bias. The initial kernel is as in PyTorch's `Linear`, times `scale`."""
     limit = scale / math.sqrt(inputs)
     kernel = initializers.RandomUniform(-limit, limit)
     layer = Dense(outputs, use_bias=False, kernel_initializer=kernel, name=name, **options)
@@ -40,13 +40,13 @@ def softmax_weights(scores, dtype):
 
 
 class Tokenizer(CompositeLayer):
-    """Base class that pools the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`.
+    """Base class of layers that pool the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`.
 
     `softmax_HW` is the softmax over all pixels.
 
     Args:
-        token_dim: Int, the width of a token. None: the width of the feature map. If it is another width, a projection
-            `T W_V` gives the tokens this width.
+        token_dim: Int, the width of a token. None: the width of the feature map. If `token_dim` differs from the width
+            of the feature map, the tokens are `T W_V` instead of T.
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width.
@@ -148,8 +148,8 @@ class RecurrentTokenizer(Tokenizer):
 class TokenTransformer(CompositeLayer):
     """The transformer of a VT module: `T' = T + softmax_L((T K)(T Q)^T) T`, then `T' + relu(T' F1) F2`.
 
-    `softmax_L` is the softmax over the tokens. The attention has one head. There are no norms, values or biases, and
-    the scores are not divided by the square root of `key_dim`.
+    `softmax_L` is the softmax over the tokens. The attention has one head. There are no norms, biases or value
+    projections, and the scores are not divided by the square root of `key_dim`.
 
     Args:
         key_dim: Int, the width of `T K` and `T Q`. None: the width of the tokens.
@@ -163,9 +163,9 @@ class TokenTransformer(CompositeLayer):
     (1, 16, 256)
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. In the appendix, the attention has
-    values, grouped convolutions and more than one head, and no shape of `K` and `Q` agrees with all tables. The weights
-    are initialized like PyTorch's linear layers. In addition, the initial `K` and `Q` are each divided by the fourth
-    root of `key_dim`, so that the first scores are as large as in scaled attention.
+    a value projection, grouped convolutions and more than one head, and no shape of `K` and `Q` agrees with all tables.
+    The weights are initialized like PyTorch's linear layers. In addition, the initial `K` and `Q` are each divided by
+    the fourth root of `key_dim`, so that the first scores are as large as in scaled attention.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -212,8 +212,8 @@ class TokenProjector(CompositeLayer):
 
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width. The output has the same shape.
-        tokens: (batch, num_tokens, token_dim). If the tokens are not as wide as the feature map, a projection
-            to its width, `T W_V`, replaces the last T in the equation.
+        tokens: (batch, num_tokens, token_dim). If the tokens are not as wide as the feature map, `T W_V` replaces the
+            last T in the equation. This projection changes their width to the width of the feature map.
 
     Example:
 

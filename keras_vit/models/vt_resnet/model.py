@@ -70,14 +70,14 @@ def VTResNet(variant: str, **fields: Any) -> FamilyModel:
     >>> model.output_shape, model.get_layer("vt_2").output.shape
     ((None, 10), (None, 16, 1024))
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. Where the paper
-    contradicts itself, the model follows the equations of section 3, and the appendix for tokens of 1024 channels.
-    The parameters and multiply-adds of R18 and R34 differ from table 2 by at most 2%. From table 8, R50 differs by at
-    most 9% and R101 by at most 5%. Single layers differ more: the transformers of R18 have 6.3 million parameters (3.1
-    in table 5), and the projector of R18 has 0.9 million (2.3 in table 7). The heads, groups, values and positions of
-    the appendix's code are omitted. The projector of the last module is omitted too, because no layer would read its
-    output. The VT modules have no norms, so the tokens grow if the learning rate is high. On handwritten digits, a
-    small model diverged with SGD at 0.1, but learned with SGD at 0.01 and with Adam. The model was not measured on
-    ImageNet.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and appendix A. If two statements of
+    the paper contradict each other, the model follows the equations of section 3. Only the 1024 channels of a token are
+    from the appendix. The parameters and multiply-adds of R18 and R34 differ from table 2 by at most 2%. R50 differs
+    from table 8 by at most 9%, and R101 by at most 5%. Single layers differ more: the transformers of R18 have 6.3
+    million parameters (3.1 in table 5), and the projector of R18 has 0.9 million (2.3 in table 7). The model omits four
+    parts of the appendix's code: several heads, grouped convolutions, value projections and position encodings. The
+    projector of the last module is omitted too, because no layer would read its output. The VT modules have no norms,
+    so the tokens grow if the learning rate is high. On handwritten digits, a small model diverged with SGD at a
+    learning rate of 0.1, but learned with SGD at 0.01 and with Adam. The model was not measured on ImageNet.
     """
     return build(VT_RESNET, variant, fields)

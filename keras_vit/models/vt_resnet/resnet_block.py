@@ -7,7 +7,7 @@ from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
 
-# A momentum of 0.9 equals PyTorch's 0.1, which is the weight of the new batch.
+# A momentum of 0.9 in Keras equals 0.1 in PyTorch, because PyTorch's momentum is the weight of the new batch.
 NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
 
@@ -32,8 +32,9 @@ class ResNetBlock(Layer):
     >>> ResNetBlock(64, strides=2, bottleneck=True)(np.zeros((1, 56, 56, 64))).shape
     (1, 28, 28, 256)
 
-    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5, except that the 3 x 3 convolution of a
-    bottleneck has the stride. Padding and initialization (He normal with the fan-out) are as in PyTorch's code.
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5. Unlike in the paper, the 3 x 3
+    convolution of a bottleneck has the stride, not the first 1 x 1 convolution. Padding and initialization (He normal
+    with the fan-out) are as in PyTorch's code.
     """
 
     adds_up = True
