@@ -23,7 +23,7 @@ class Policy:
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
         erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normal noise.
-        repeats: Integer, how often each image is repeated. The copies are adjacent in the batch and augmented
+        repeats: Integer, the number of copies of each image in an epoch. The copies follow each other and are augmented
             differently. An epoch then contains only `1 / repeats` of the images, as in DeiT.
         label_smoothing: Float in [0, 1), the share of each label that is spread over all classes.
         operations: "official": the 16 operations of big_vision, as in AugReg. "timm": the 15 operations of timm's
@@ -55,7 +55,7 @@ class Policy:
         numbers = (1, 0) if self.randaugment is None else self.randaugment
         is_pair = isinstance(numbers, (tuple, list)) and len(numbers) == 2 and all(map(arguments.is_number, numbers))
         if not is_pair or not (numbers[0] >= 1 and 0 <= numbers[1] <= most):
-            raise arguments.invalid("randaugment", f"(at least 1, 0 to {most})", self.randaugment)
+            raise arguments.invalid("randaugment", f"(operations >= 1, magnitude of 0 to {most})", self.randaugment)
         arguments.non_negative_number("magnitude_std", self.magnitude_std)
         arguments.positive_int("repeats", self.repeats)
 
@@ -81,7 +81,7 @@ POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """The argument `augment` of `pipeline` in parts: a policy, layers for single images, and layers that mix images."""
+    """The parts of the argument `augment`: a policy, layers for single images, and layers that mix images."""
 
     policy: Policy = POLICIES["none"]
     layers: tuple[keras.layers.Layer, ...] = ()

@@ -22,9 +22,9 @@ class BrokenImages(dict):
         self._waiting, self._summary = {}, "no broken images so far"
 
     def note(self, indices, names, images, done):
-        """Records a batch's broken images. Lists recorded images with indices below `done` in a warning.
+        """Records a batch's broken images. Lists in a warning the images of epochs that have ended.
 
-        The epochs of the images below `done` have ended.
+        Images with an index below `done` are from epochs that have ended.
         """
         for index, name, image in zip(indices, map(os.fsdecode, names), images, strict=True):
             if name not in self:
@@ -74,8 +74,8 @@ def replace_broken(
 ):
     """Returns a dataset of batches, in which images that cannot be decoded ("broken") are replaced or left out.
 
-    Each batch is (first index, images, labels, broken), where `broken` is (indices, names, encoded images) of the
-    broken records.
+    Each batch is (index of the first record, images, labels, broken). `broken` is (indices, names, encoded images) of
+    the broken records.
 
     Args:
         data: Dataset of (index, record).
@@ -85,8 +85,8 @@ def replace_broken(
         batch_size, parallel: Integers, the number of records per batch and the number of threads.
         shard: (index of this process, number of processes). This process makes only its part of each batch.
         full: Bool. True replaces broken images by other images of the batch; False leaves them out.
-        weighted: Bool, used with `full`. If True, readable images keep their places in the batch. If there are labels,
-            the last of them is a weight, and the images that replace broken images get the weight 0.
+        weighted: Bool, used with `full`. If True, readable images keep their places in the batch. If `labels` is not
+            empty, its last tensor contains the weights, and images that replace broken images get the weight 0.
         whole: Bool, drop the last batch if it has fewer than `batch_size` records.
     """
     size = batch_size // shard[1]

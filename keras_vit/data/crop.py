@@ -32,7 +32,8 @@ class Crop:
 
     The format is detected from the first bytes. TensorFlow decodes JPEG and PNG, Pillow decodes all other formats (the
     first frame of a GIF). Images are turned upright by their EXIF orientation, and transparent pixels are composited on
-    white unless `channels` is 4. The size in the header and the number of scans of a JPEG are checked before decoding.
+    white unless `channels` is 4. Before an image is decoded, the size in its header is checked. If the image is a JPEG,
+    its number of scans is checked too.
 
     Args:
         image_size: (height, width) of the result, in pixels.
@@ -49,8 +50,8 @@ class Crop:
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
         max_pixels: Integer, the largest height x width of an image. In a JPEG, height x width x number of scans may be
             16 times as large.
-        arrays: Bool, accept `.npy` files (height, width, channels) too. Resized images are then never rounded to
-            integers.
+        arrays: Bool, accept `.npy` files (height, width, channels) too. With kind "eval", resized pictures
+            are rounded to integers only if `arrays` is False.
 
     Call arguments:
         encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels),
@@ -96,7 +97,10 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes an image ("pretrain": only its crop) to uint8, or float32 with `arrays`. Fails for broken images."""
+        """Decodes an image to uint8, or to float32 if `arrays` is True. Fails for broken images.
+
+        If `kind` is "pretrain", the result is the random crop before resizing.
+        """
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
         if not self.arrays:
             return self._picture(encoded, seed)
@@ -148,10 +152,11 @@ class Crop:
             size = self._checked_size(jpeg_header, encoded)
             with tf.control_dependencies([size]):
                 if self.kind == "eval":
-                    # Exported models use this decoder too. Its pixels are nearly the same as Pillow's.
+                    # Use the decoder of exported models. Its pixels are nearly the same as Pillow's.
                     return decode_jpeg(encoded, self.channels)
                 window = self._window(size, seed)
-                # If a JPEG is truncated, decode all of it. This always fails, but decoding only a crop may not fail.
+                # A JPEG without an end marker may be truncated. Decode all of it, because decoding only a crop may
+                # succeed although other parts of the image are missing.
                 image = tf.cond(
                     tf.strings.substr(encoded, -2, 2) == b"\xff\xd9",
                     lambda: decoded(lambda channels: tf.image.decode_and_crop_jpeg(encoded, window, channels)),
@@ -184,7 +189,7 @@ class Crop:
         return tf.ensure_shape(call, (None, None, self.channels))
 
     def _checked_size(self, header, encoded):
-        """Returns the (height, width) in an image's `header`. Fails if the image is larger than `max_pixels` allows."""
+        """Returns an image's (height, width), which the function `header` reads. Fails if the image is too large."""
         size, fits = header(encoded, self.max_pixels)
         limits = f"max_pixels={self.max_pixels} pixels, in at most {MAX_SCANS} scans"
         message = f"Expected an image of at most {limits}. Received"
@@ -192,7 +197,10 @@ class Crop:
             return tf.cast(tf.identity(size), "int32")
 
     def _window(self, size, seed):
-        """Returns a random crop window (y, x, height, width) for "pretrain". `size` is the image's (height, width)."""
+        """Returns the part of an image to decode, (y, x, height, width). `size` is the image's (height, width).
+
+        The part is a random crop if `kind` is "pretrain", and the whole image if not.
+        """
         if self.kind != "pretrain":
             return tf.concat([[0, 0], size], 0)
         start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(

@@ -71,7 +71,8 @@ class Epochs:
             tf.compat.v1.get_default_graph().seed = None
             seed = tf.random.stateless_uniform((), tf.random.fold_in(self._root, epoch), None, None, "int64")
             data = data.shuffle(self._shuffle_buffer, seed, reshuffle_each_iteration=False)
-        # Call `take` only if necessary, because it stops before the end, and a cache is complete only at the end.
+        # Call `take` only if necessary. It stops before the end of the records, and TensorFlow keeps a cache only if an
+        # iteration reaches this end.
         if self.num_distinct != self._num_images:
             data = data.take(self.num_distinct)
         if self._repeats > 1:
@@ -84,9 +85,10 @@ class Epochs:
         return data
 
     def with_epoch_end(self, data, broken, num_batches):
-        """Returns a dataset of the batches in `data`. Reading the batches counts epochs and reports broken images.
+        """Returns a dataset of the batches in `data`. Reading it counts epochs and reports broken images.
 
-        The elements of `data` are (index, broken records, batch). `broken` is a `BrokenImages`.
+        The elements of `data` are (index, broken records, batch). `broken` is a `BrokenImages`. `num_batches` is the
+        number of batches in an iteration.
         """
         upcoming = self._next
 
@@ -100,14 +102,14 @@ class Epochs:
             count, met = state
             index, missing, batch = batch
             count, met = count + 1, met | (tf.size(missing[0]) > 0)
-            # The epochs of all images below this index have ended.
+            # All images with an index below `done` are from epochs that have ended.
             done = (index + self._batch_size) // self.size * self.size if self._repeat else tf.zeros((), "int64")
             done = done if num_batches == math.inf else tf.where(count == num_batches, LAST, done)
             note = functools.partial(tf.numpy_function, broken.note, [*missing, done], "bool")
             # Call Python only if this iteration has met broken images, because the call is slow.
             calls = [tf.cond(met, note, lambda: False)]
             if not self._repeat:
-                # Count the epoch in which the iteration began, because its last images may be from the next epoch.
+                # The last images of an iteration may be from the next epoch, so count the epoch of its first images.
                 index = tf.maximum(index, -1 - index)
                 epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
                 ended = functools.partial(tf.numpy_function, end, [epoch], "bool")

@@ -43,11 +43,11 @@ def from_directory(
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
             evaluation, keep their order and are not augmented. Their labels have the same kind as the labels of the
-            training images. If you pass `training`, all options apply to both subsets, also `augment`.
+            training images. If you pass `training`, all options, including `augment`, apply to both subsets.
         seed: Integer of at least 0, for the split, the order and the augmentation.
-        **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. The dataset
-            also has the attributes `file_paths` and `file_labels` (None if `labels` is "none"), lists sorted by label
-            and then by path.
+        **options: Other arguments of `keras_vit.data.pipeline`. Its documentation also describes the dataset that is
+            returned. This dataset has two more attributes: the lists `file_paths` and `file_labels`, sorted by label
+            and then by path. `file_labels` is None if `labels` is "none".
 
     Raises:
         FileNotFoundError: If the folder does not exist.
@@ -70,7 +70,7 @@ def from_directory(
 
 
 def read_folder(path, *, class_names=None, validation_split=None, subset="training", seed=0, may_lack=False, **options):
-    """Implements `from_directory`. With `may_lack`, classes may have no images, which changes no other label."""
+    """Implements `from_directory`. If `may_lack` is True, a class may have no images, but it keeps its label."""
     path = Path(arguments.path("path", path))
     if not path.is_dir():
         expected = "`path` to be a folder with one subfolder for each class"

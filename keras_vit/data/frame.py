@@ -25,26 +25,26 @@ def from_dataframe(
     """Makes a dataset of (images, labels) from a table of image paths and labels.
 
     Args:
-        frame: Path of a CSV file with a header, a DataFrame (pandas or any other library with `columns`), or a dict of
-            columns.
+        frame: Path of a CSV file with a header, a DataFrame of pandas or of any other library whose DataFrames have
+            `columns`, or a dict of columns.
         directory: The folder from which relative paths start; None: the CSV file's folder, or the current folder for
             other tables.
         path_column: The column of image paths.
         label_column: The column of labels: names, such as "cat" or "001", or integers counted from 0. A list of columns
-            of 0 and 1, one per class, gives multi-hot labels. With `labels="float"`, the column of regression targets
-            or a list of such columns; the labels are then float32 (batch, columns). None: images without labels, in the
-            order of the table.
-        label_separator: The separator of several labels in a cell ("cat dog"), for multi-hot labels; None: one label
-            per cell.
+            of 0 and 1, one per class, gives multi-hot labels. With `labels="float"`, pass a column of regression
+            targets or a list of such columns; the labels are then float32 (batch, number of columns). None: images
+            without labels, in the order of the table.
+        label_separator: The text between two labels in a cell, such as " " for cells like "cat dog"; the labels are
+            then multi-hot. None: one label per cell.
         weight_column: The column of sample weights of at least 0. The dataset then contains (images, labels, weights).
             None: no weights.
         extension: String such as ".jpg", appended to paths that do not end with it.
         class_names: The class names in label order; None: all names in the table, sorted.
         num_classes: Integer, the number of classes if labels are integers; None: the largest label + 1.
-        **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. If there are
-            no labels, `training` is False by default. The dataset also has the attributes `file_paths` and
-            `file_labels` (None if there are no labels), in the order of the table, and `table_columns`, the names of
-            the columns of paths and labels.
+        **options: Other arguments of `keras_vit.data.pipeline`. Its documentation also describes the dataset that is
+            returned. If there are no labels, `training` is False by default. The dataset has three more attributes:
+            `file_paths` and `file_labels` are lists in the order of the table, and `table_columns` are the names of the
+            columns of paths and labels. `file_labels` is None if there are no labels.
 
     Raises:
         FileNotFoundError: If the CSV file or an image does not exist.

@@ -19,7 +19,7 @@ def relabelled(source: Source, labels: Any) -> Source:
         labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
 
     Raises:
-        ValueError: If the number of images in `source` differs from the number of images that were labelled.
+        ValueError: If the number of images in `source` differs from the number of images that the teacher predicted.
 
     Example:
     >>> import keras, keras_vit.data, tempfile

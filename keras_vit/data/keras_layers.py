@@ -7,7 +7,7 @@ from keras_vit.data.source import tf
 
 # Names of layers that mix several images of a batch, and also mix the labels of these images.
 MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
-# The names of TensorFlow's random operations without a seed tensor begin with these words; no other names do.
+# In TensorFlow, the random operations without a seed tensor, and only these, have names that begin with these words.
 _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
 
 
@@ -61,7 +61,10 @@ def seeded(layer, inputs):
 
 
 def unchecked(layer, name="keras's layer"):
-    """Does the same as `seeded` for inputs of any shape, without its checks. `name` is the layer's name in errors."""
+    """Does the same as `seeded`, but for inputs of any shape and without checking what the layer computes.
+
+    `name` is the layer's name in errors.
+    """
     draws = _Draws()
     layer = _replaced(layer, draws, name)
 
@@ -73,7 +76,7 @@ def unchecked(layer, name="keras's layer"):
 
 
 class _Draws:
-    """A replacement for a tf.random.Generator, whose random numbers depend only on one seed tensor."""
+    """Replaces a tf.random.Generator. The random numbers of a `_Draws` depend only on one seed tensor."""
 
     def restart(self, seed):
         """Sets the tensor that all later random numbers depend on."""

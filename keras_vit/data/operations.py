@@ -62,10 +62,14 @@ def solarize_add(image, addition):
 
 
 def sharpness(image, factor, rounding):
-    """Blends a smoothed image (factor 0) and the image (factor 1). The border pixels are not smoothed."""
+    """Blends a smoothed image (factor 0) and the image (factor 1). The border pixels are not smoothed.
+
+    `rounding` is added to the smoothed values before their fractions are cut off, so 0.5 rounds to the nearest integer.
+    """
     height, width = size(image)
     pixels = tf.cast(image, "float32")
-    # This sum is rounded like a 3 x 3 convolution with the weights 1/13 (5/13 in the middle), in half of the time.
+    # This sum takes half of the time of a 3 x 3 convolution with the weights 1/13 (5/13 in the middle), and has exactly
+    # the same rounding errors.
     side, middle = pixels * (tf.constant(1.0) / 13), pixels * (tf.constant(5.0) / 13)
     smooth = rounding
     for y, x in itertools.product(range(3), range(3)):
@@ -85,7 +89,7 @@ def cutout(image, pad, at):
 
 
 def official_contrast(image, factor):
-    """Blends gray (factor 0) and the image (factor 1). As in big_vision, the gray value is number of pixels / 256."""
+    """Blends gray (factor 0) and the image (factor 1). As in big_vision, gray is the number of pixels / 256."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 
@@ -151,7 +155,10 @@ def centers(length):
 
 
 def timm_warp(image, x_row, y_row):
-    """Sets pixel (x, y) to the bicubic interpolation at (ax + by + c, dx + ey + f); `x_row` is (a, b, c)."""
+    """Sets pixel (x, y) to the bicubic interpolation at (ax + by + c, dx + ey + f).
+
+    `x_row` is (a, b, c), and `y_row` is (d, e, f).
+    """
     height, width = size(image)
     x, y = centers(width)[None], centers(height)[:, None]
     inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
@@ -169,7 +176,10 @@ def timm_warp(image, x_row, y_row):
 
 
 def timm_shift(image, shear, offset):
-    """Does `timm_warp` at (x + shear * y + offset, y) in a third of the time, because it shifts whole lines."""
+    """Does the same as `timm_warp` at (x + shear * y + offset, y).
+
+    It takes a third of the time, because it shifts whole lines.
+    """
     height, width = size(image)
     first = 0.5 + shear * centers(height) + offset
     inside, _, _ = source(first[:, None] - 0.5 + centers(width), width)

@@ -20,7 +20,10 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError for the unknown arguments `removed`, with the replacement of each argument of version 0.2."""
+    """Raises a TypeError if there are unknown arguments, which are in the dict `removed`.
+
+    The error contains the replacement of each argument that existed in version 0.2.
+    """
     lines = [f"{RENAMED[name]}={value!r}" for name, value in removed.items() if name in RENAMED]
     if fields := ", ".join(f"{name}={value!r}" for name, value in removed.items() if name in PREPROCESSING):
         of_model = hasattr(preprocessing, "layers")
@@ -34,7 +37,8 @@ def refuse_removed(removed, preprocessing):
 def input_options(preprocessing, **given):
     """Returns a dict of image_size, channels, normalize and preprocessing.
 
-    If a value in `given` is None, the value of the model `preprocessing` is used, or a default if it is not a model.
+    `given` contains the user's values. If one of them is None, it is replaced by the model's value if `preprocessing`
+    is a model, and by a default if `preprocessing` is not a model.
     """
     found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
     if preprocessing is None:
@@ -124,10 +128,11 @@ def pipeline(
     give the same batches on each backend, with any number of threads.
 
     Each iteration over the dataset is one epoch. The next epoch begins only after an iteration has returned its last
-    batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time, and `num_batches=5`
-    gives new batches in each iteration. After `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an
-    epoch has only a few batches, use `repeat=True`, since a `prefetch` that you add, or the batch that `fit` reads to
-    build a model, may use up an epoch.
+    batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
+    `num_batches=5`, an iteration ends after 5 batches, and the next iteration has new batches. After
+    `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
+    `repeat=True`. A short epoch may end before training uses it: `fit` reads a batch to build a model, and a `prefetch`
+    that you add reads ahead.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
     `training`, `repeat`, `drop_remainder` or `pad_remainder` is True, other images of the batch replace the broken
@@ -169,7 +174,8 @@ def pipeline(
             noise in erased rectangles can exceed this range.
         channels: Integer, the channels of the images in a batch; 3 by default.
         shuffle: Bool, or the number of images in the shuffle buffer. True means 10,000, and None means the value of
-            `training`. If the source consists of files, or `cache` is True, the buffer always holds all images.
+            `training`. If `cache` is True, or if the source consists of files and `cache` is False, the buffer always
+            holds all images.
         seed: Integer of at least 0.
         repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. A batch may then have images
             of two epochs.
@@ -298,7 +304,7 @@ def _options():
     options.deterministic = True
     # tf.data's tuner sleeps for up to a minute, and an iteration cannot end before the tuner wakes up.
     options.autotune.enabled = False
-    # If tf.data prefetched after the step that counts epochs, batches would count before the user gets them.
+    # If tf.data prefetched after the step that counts epochs, batches would be counted before the user gets them.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

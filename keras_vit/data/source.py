@@ -69,7 +69,7 @@ class Source:
 
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):
-    """Makes a `Source` of files with labels of the given kind and sample weights."""
+    """Makes a `Source` of image files. `kind` is the kind of `labels`; `weights` are sample weights or None."""
     # Store paths as bytes, because the name of a file may not be valid UTF-8.
     paths = np.array([os.fsencode(file) for file in files], object)
     records = {"name": paths, "image": paths}

@@ -46,7 +46,8 @@ def folds(
         numbers = [real(value) for value in values]
         values = np.array([str(value) for value in values] if None in numbers else numbers)
         _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
-        # If the number of different labels is more than half the number of rows, the labels are regression targets.
+        # If there are more different labels than half the number of rows, they are probably regression targets, which
+        # are rarely equal. Do not warn in this case.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
             logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]

@@ -19,7 +19,8 @@ class RandomErasing:
     Reference: arXiv 1708.04896; `random_erasing.py` of timm.
     """
 
-    # This replaces keras.layers.RandomErasing, whose noise for the whole image would take half of the pipeline's time.
+    # Do not use keras.layers.RandomErasing. It draws noise for the whole image, which would take half of the pipeline's
+    # time.
     def __init__(self, probability, mean=0.0, std=1.0):
         self.probability, self.mean, self.std = probability, mean, std
 
@@ -182,5 +183,5 @@ class Steps:
 
 
 def read(record, files):
-    """Returns a record with the bytes of its image. If `files`, the record has a path, and the file is read."""
+    """Returns a record whose "image" is the bytes of the image. If `files` is True, the given "image" is a path."""
     return {**record, "image": tf.io.read_file(record["image"])} if files else record

@@ -18,7 +18,7 @@ class Task:
     label: str | Callable = "label"
     validation: str | int = "validation"  # a TFDS split, or the percentage of "train" at which the 200 images start
     test: str | tuple[int, int] = "test"  # a TFDS split, or percentages of "train": the test set starts at their sum
-    gain: int = 1  # scales pixel values to 0..255
+    gain: int = 1  # the factor that scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
         """Returns the TFDS split for `name`: "train800", "val200", "train800val200" or "test".
@@ -53,7 +53,7 @@ def _kitti_distance(record):
 
 
 def _dsprites(feature, num_values):
-    """Returns a function of a record that bins the values of a feature into 16 classes."""
+    """Returns a function from a record to one of 16 classes. Classes are bins of a feature's `num_values` values."""
     return lambda record: record[feature] * 16 // num_values
 
 
@@ -71,7 +71,7 @@ VTAB = {
     "patch_camelyon": Task("patch_camelyon", "specialized", 2),
     "resisc45": Task("resisc45", "specialized", 45, validation=60, test=(60, 20)),
     "clevr_closest": Task("clevr", "structured", 6, _clevr_distance, validation=90, test="validation"),
-    # Scenes have 3 to 10 objects.
+    # Scenes have 3 to 10 objects, so class 0 has 3 objects.
     "clevr_count": Task("clevr", "structured", 8, lambda x: tf.size(x["objects"]["size"]) - 3, 90, "validation"),
     "dmlab": Task("dmlab", "structured", 6),
     "dsprites_location": Task("dsprites", "structured", 16, _dsprites("label_x_position", 32), 80, (80, 10), 255),
@@ -99,8 +99,8 @@ def load(
             `VTAB`).
         split: A TFDS split, such as "train[:90%]"; for a VTAB-1k task "train800", "val200", "train800val200" or "test".
         data_dir: The folder of TFDS datasets; None: the TFDS default.
-        **options: Other arguments of `keras_vit.data.pipeline`, where the resulting dataset is described. `training` is
-            True by default if the split begins with "train", else False.
+        **options: Other arguments of `keras_vit.data.pipeline`. Its documentation also describes the dataset that is
+            returned. `training` is True by default if the split begins with "train", else False.
 
     Raises:
         ImportError: If tensorflow-datasets is not installed.
@@ -113,8 +113,8 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
 
-    Reference: VTAB-1k, arXiv 1910.04867, with the splits of its task_adaptation code. These splits select images by
-    position, so another version of a TFDS dataset may give other images.
+    Reference: VTAB-1k, arXiv 1910.04867. The splits are from the authors' code, google-research/task_adaptation. They
+    select images by position, so another version of a TFDS dataset may give other images.
     """
     arguments.each(arguments.text, name=name, split=split)
     arguments.optional(arguments.path, "data_dir", data_dir)

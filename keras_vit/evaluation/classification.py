@@ -34,8 +34,8 @@ def accuracy(
     """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
     The data's classes are matched with the model's classes by name if both have `class_names`, else by position. If
-    outputs are equal, the class with the lower index is ranked first. The errors are those that `top_k_accuracy` and
-    `extract_features` raise.
+    outputs are equal, the class with the lower index is ranked first. Invalid arguments and data raise the errors of
+    `top_k_accuracy` and `extract_features`.
 
     Args:
         model: A `keras.Model` with one output, logits or probabilities.

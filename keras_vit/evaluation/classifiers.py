@@ -26,9 +26,9 @@ def knn_accuracy(
 
     Args:
         model: A `keras.Model`, as in `extract_features`, or None if `train` and `test` are features.
-        train, test: The labeled training and test images, as `data` in `extract_features`. If `model` is None,
-            (features, labels) of shapes (num_images, num_features) and (num_images,). Classes are matched by name if
-            both have `class_names`, else by position.
+        train, test: The labeled training and test images, as `data` in `extract_features`. If `model` is None, pass
+            features instead of images: (features, labels) of shapes (num_images, num_features) and (num_images,).
+            Classes are matched by name if `train` and `test` both have `class_names`, else by position.
         k: Int, the number of neighbors, at most the number of training images.
         temperature: Float above 0; infinity gives all votes the same weight.
         **options: The arguments `layer`, `batch_size` and `verbose` of `extract_features`.
@@ -223,7 +223,7 @@ def linear_probe_accuracy(
     verbose = options.get("verbose", 1)
     num_classes = int(max(labels.max(), test_labels.max())) + 1
     mean, std = x.mean(axis=0, dtype="float64"), x.std(axis=0, dtype="float64")
-    # A constant feature has no information, and its standard deviation is 0. Dividing by infinity sets it to 0.
+    # A constant feature has no information, and its standard deviation is 0. Dividing the feature by infinity gives 0.
     std = np.where(std > 1e-6 * np.abs(mean), std, np.inf)
     standard = (x - mean) / std
     count = 1 if len(strengths) == 1 else len(strengths) + 1

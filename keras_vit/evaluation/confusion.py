@@ -34,8 +34,9 @@ def classification_report(
         A dict: "num_images"; "top_1", the accuracy, and "top_5" if there are at least five classes; "class_names";
         "per_class", a list with the accuracy of each class, or None for a class without images; "confusion_matrix",
         int64 (num_classes, num_classes), with a row per true class and a column per predicted class. If `num_mistakes`
-        is above 0, also "mistakes", a dict of "images" in [0, 255] (number, height, width, channels), "labels"
-        (number,), "probabilities" (number, num_classes) and "indices", the images' positions in the data.
+        is above 0, the dict also contains "mistakes". This is a dict of "images" in [0, 255] (number, height, width,
+        channels), "labels" (number,), "probabilities" (number, num_classes) and "indices", the images' positions in the
+        data.
 
     Raises:
         ValueError: If an argument is out of range, a label is not a class of the model, or the model is a regression,

@@ -118,7 +118,7 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Checks and returns (train features, train labels, test features, test labels).
+    """Returns (train features, train labels, test features, test labels), after checking their shapes and values.
 
     If `model` is None, `train` and `test` are (features, labels).
     """

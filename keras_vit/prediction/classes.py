@@ -29,7 +29,7 @@ _OF_LOSSES = {
 
 @functools.cache
 def imagenet_classes():
-    """Returns the 1000 ILSVRC2012 classes, (WordNet id, name), in the order of the logits."""
+    """Returns a tuple (WordNet id, name) for each of the 1000 ILSVRC2012 classes, in the order of the logits."""
     text = resources.files(__package__).joinpath("imagenet1k_classes.txt").read_text(encoding="utf-8")
     return tuple(tuple(line.split(" ", 1)) for line in text.splitlines())
 
@@ -43,9 +43,9 @@ def decode_predictions(
 
     Args:
         predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
-        model: The model that computed the predictions, for its `class_names`. If the model has no names, 1000 classes
-            get ImageNet's names, and any other number of classes is named by index. None: the predictions must be for
-            ImageNet's 1000 classes.
+        model: The model that computed the predictions. Its `class_names` are the names of the classes. Without
+            `class_names`, a model of 1000 classes gets ImageNet's names, and any other model gets indices as names.
+            None: the predictions must be for ImageNet's 1000 classes.
         top: Int, the number of classes per image. None means 5, or all if there are fewer.
 
     Raises:
@@ -60,7 +60,7 @@ def decode_predictions(
     [[('1', 'dog', 0.75)]]
     """
     if model is not None and not isinstance(model, keras.Model):
-        raise arguments.invalid("model", "a keras.Model or None (the number of classes to name is `top`)", model)
+        raise arguments.invalid("model", "a keras.Model or None (pass the number of classes per image as `top`)", model)
     classes = imagenet_classes() if model is None else ids_and_names(model)
     p = real_array("predictions", predictions, finite=False).astype("float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
@@ -111,7 +111,10 @@ def gives_classes(model):
 
 
 def outputs_named(model):
-    """Returns (id, name) per class or regression target: the model's names, ImageNet's for 1000 classes, or indices."""
+    """Returns (id, name) for each class or regression target.
+
+    The names are the model's class names, or ImageNet's names for 1000 classes, or indices.
+    """
     num_classes = _only_output(model).shape[1]
     if names := fitting_class_names(model):
         return [(str(i), name) for i, name in enumerate(names)]
@@ -136,9 +139,10 @@ def fitting_class_names(model):
 
 
 def output_activation(model, postprocess=None):
-    """Returns the activation that turns outputs into probabilities: "softmax", "sigmoid", or None if already applied.
+    """Returns the activation that is still to be applied to a model's outputs: "softmax", "sigmoid" or None.
 
-    `postprocess` is "classify", "multi_label", or None for the model's task. A regression model has no activation.
+    It is None if the model ends with a softmax or sigmoid, or if its task is regression. To ignore the task, pass
+    "classify" or "multi_label" as `postprocess`.
     """
     output = _only_output(model)
     if activation_behind(output) is not None:
@@ -157,7 +161,7 @@ def postprocess_kind(model):
 
 
 def prediction_activation(model):
-    """Returns `output_activation`; raises ValueError if the loss of a compiled model needs another activation."""
+    """Returns the same as `output_activation`. Raises ValueError if the model's loss needs another activation."""
     activation = output_activation(model)
     owners = names_of_loss(getattr(model, "loss", None))
     for setting, (wanted, losses) in _OF_LOSSES.items():
@@ -172,7 +176,10 @@ def prediction_activation(model):
 
 
 def final_activation(model):
-    """Returns the activation of predictions, whether in the model or applied to its outputs; None for regression."""
+    """Returns the activation that produces the predictions, or None for regression.
+
+    The activation may be part of the model or be applied to its outputs.
+    """
     regression = postprocess_kind(model) is None
     return output_activation(model) or (None if regression else activation_behind(_only_output(model)))
 

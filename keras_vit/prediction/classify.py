@@ -100,7 +100,7 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
     progress = Progress(len(paths), "image", "images", verbose=verbose)
     batches = _batches(model, paths, tta, batch_size, broken, errors)
     for places, images in progress.over(batches, lambda batch: len(batch[0])):
-        # Pad all batches of the same image size to one batch size, so that the model is compiled only once for it.
+        # Pad all batches of the same image size to one batch size, so that the model is compiled once per image size.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
         where = f"an image of the batch of {os.fspath(paths[places[0]])}"
         views = tta_views(model, scaled(images, model), tta)

@@ -22,7 +22,7 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
             each stage for other families.
         format: "tokens" for outputs (batch, num_tokens, hidden_dim), with the class, distillation and register tokens;
             "map" for outputs (batch, rows, columns, hidden_dim). None: "tokens" for a ViT, "map" for other families.
-            Besides ViT, only VTResNet has tokens.
+            Only ViT and VTResNet have tokens.
 
     Raises:
         ValueError: If a block does not exist or has no output of this format, or if `format` is "map" and the model
@@ -72,7 +72,7 @@ def _block_output(block, format):
 
 
 def check_every_patch(model, blocks):
-    """Raises ValueError if a ViT drops patches, or if one of these blocks merges or omits tokens."""
+    """Raises ValueError if a ViT drops patches, or if one of its `blocks` merges or omits tokens."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
         expected = "a model with patch_dropout_rate=0, token_merging=0, and without `num_outputs` of its blocks"

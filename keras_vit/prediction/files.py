@@ -80,8 +80,10 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
 
     A table is a CSV file, a DataFrame or a dict of columns. `column` is the name of its column of paths; None means
     "path", or the only column. Relative paths in a table start at `folder`, by default the CSV file's folder or the
-    current folder. `extension` is appended to the table's paths that do not end with it. Returns the name of the column
-    (or "path") and a list of (name as given, path).
+    current folder. `extension` is appended to the table's paths that do not end with it.
+
+    Returns a header and a list of (name as given, path). The header is the name of the column of paths if the input is
+    a single table, and "path" if not.
     """
     found, headers = [], []
     for item in inputs:
@@ -127,7 +129,7 @@ def _images_in_folder(folder):
 
 
 def _paths_in_table(table, column):
-    """Returns the name of a table's path column, its cells, and the folder of relative paths."""
+    """Returns the name of a table's column of paths, its cells, and the folder that relative paths start from."""
     if isinstance(table, str):
         name, base = repr(table), Path(table).parent
         header, *rows = [row for row in csv_rows(table) if row] or [[]]
@@ -173,9 +175,10 @@ def write_csv(path, header, names, predictions, escape_formulas=False):
 
 
 def write_submission(path, id_column, label_column, names, predictions, escape_formulas=False):
-    """Writes the most probable class of each image as competitions expect it; an unreadable image has an empty label.
+    """Writes a CSV file with the most probable class of each image, as competitions expect it.
 
-    The other arguments are as for `write_csv`.
+    `id_column` and `label_column` are the header. The label of an unreadable image is empty. The other arguments are as
+    in `write_csv`.
     """
     with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = CSVWriter(file, escape_formulas)

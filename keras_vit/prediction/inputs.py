@@ -103,7 +103,10 @@ def check_images(model, images, name="images"):
 
 
 def input_range(model):
-    """Returns a model's (lowest, highest) input value; None if unknown, or if layers before `normalization` rescale."""
+    """Returns a model's (lowest, highest) input value, or None if it is unknown.
+
+    It is unknown if the model has no normalization layer, or if layers before this layer may rescale the images.
+    """
     layer, graph = find_normalization(model), functional_graph(model)
     if layer is None:
         return None

@@ -45,13 +45,14 @@ def image_batches(data, batch_size, name="data"):
 def predict_batches(model, batches, steps=None, verbose=0, name="data"):
     """Returns a model's output for all images, float32 (num_images, ...), in inference mode.
 
-    Each of the `batches` is a NumPy array of images. `steps` is their number, for the progress bar of `verbose=1`.
+    Each of the `batches` is a NumPy array of images. `steps` is the number of batches, or None if it is unknown.
+    Only the progress bar of `verbose=1` needs this number.
     """
     return np.concatenate([output for (output,) in outputs_of_views(model, batches, steps, verbose, name)])
 
 
 def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=None):
-    """Predicts as `predict_batches`, but yields for each batch a list of outputs, one for each view of `tta`."""
+    """Does the same as `predict_batches`, but yields a list for each batch: the outputs for each view of `tta`."""
     full, seen = 0, 0
     progress = Progress(steps, "batch", "images", verbose=verbose)
     for images in progress.over(batches, count=len):
@@ -71,7 +72,10 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
 
 
 def padded_output(model, images, full, where):
-    """Returns the output for a batch, padded to `full` images; `where` describes the batch in the error for NaN."""
+    """Returns the output for a batch. The model receives the batch padded to `full` images.
+
+    If the output contains NaN, the error describes the batch by `where`.
+    """
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)
     if not hasattr(output, "shape"):

@@ -53,7 +53,7 @@ class AttentionTaps:
         self.layout = self.images = self.values = None
 
     def run(self, inputs):
-        """Returns a list of outputs, and (block, input tokens, call arguments) for each block."""
+        """Returns two lists: the model's outputs, and (block, input tokens, call arguments) for each block."""
         layers = [*self.blocks, self.embedding, *self.poolings]
         layers += [] if self.normalization is None else [self.normalization]
         outputs, self.values = taps(self.model, (inputs,), layers)
@@ -174,7 +174,7 @@ def onward(model, args, start, end=None):
         inner = onward(first, entering, start, end if last is first else None)
         if last is first:
             return inner
-    # The later inputs of a block, such as rotary positions, do not depend on its tokens.
+    # Use only a block's first input, its tokens. Its later inputs, such as rotary positions, do not depend on tokens.
     stops = stops[:1] if last is not None and last is end else stops
     tensors = [*graph.outputs, *(x for _, inputs in calls for x in inputs)]
     leaving = list({id(x): x for x in tensors if producing_call(x)[0] is first}.values())
@@ -194,7 +194,7 @@ def onward(model, args, start, end=None):
 
 
 def _within(operation, layers):
-    """Returns the `layers` that an operation is or contains."""
+    """Returns the layers of the list `layers` that an operation contains, including the operation itself."""
     held = sublayers(operation, keras.Layer) if isinstance(operation, keras.Layer) else ()
     return [layer for layer in layers if layer in held]
 
