@@ -19,7 +19,8 @@ class Policy:
     "strong2"), "deit" and "coatnet".
 
     Args:
-        randaugment: (operations per image, magnitude), or None; see `RandAugment`, also for `magnitude_std`.
+        randaugment: (operations per image, magnitude), or None. `RandAugment` describes both numbers, and also
+            `magnitude_std`.
         mixup, cutmix: Floats in [0, 1], the alphas of MixUp and CutMix; 0 for none. With both, each batch gets one of
             the two with equal probability.
         erasing: Float in [0, 1], the probability of filling a random rectangle of an image with normal noise.

@@ -38,10 +38,10 @@ class Crop:
     Args:
         image_size: (height, width) of the result, in pixels.
         kind: "pretrain": crop a random part whose share of the area is in `scale` and whose aspect ratio is 3/4 to 4/3,
-            then resize. "finetune": resize to `resize_size`, then a random crop. "pad": resize to `image_size`, pad all
-            sides with black by 1/8 of the size, then a random crop, as usual for 32-pixel images. "eval": resize and
-            crop as in evaluation; see `Preprocessing`.
-        flip: Bool, mirror half of the images.
+            then resize. "finetune": resize to `resize_size`, then crop at random. "pad": resize to `image_size`, pad
+            all sides with black by 1/8 of the size, then crop at random, as usual for 32-pixel images. "eval": resize
+            and crop as in evaluation; see `Preprocessing`.
+        flip: Bool, mirror each image with probability 0.5.
         channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels. The arrays in `.npy`
             files must have this number of channels.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
@@ -50,8 +50,8 @@ class Crop:
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
         max_pixels: Integer, the largest height x width of an image. In a JPEG, height x width x number of scans may be
             16 times as large.
-        arrays: Bool, accept `.npy` files (height, width, channels) too. With kind "eval", resized pictures
-            are rounded to integers only if `arrays` is False.
+        arrays: Bool, accept `.npy` files (height, width, channels) too. With kind "eval", resized pictures are rounded
+            to integers only if `arrays` is False.
 
     Call arguments:
         encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels),

@@ -80,8 +80,8 @@ def kind_of_batch_labels(source, labels, augmentation):
     if source.labels in ("soft", "multi_hot", "float"):
         if labels or (augmentation.policy.label_smoothing and source.labels != "soft"):
             raise ValueError(
-                "Expected soft labels, multi-label data or regression targets without `labels` and without label "
-                f"smoothing. Received: labels={labels!r}, {augmentation}"
+                "Expected `labels` to be None for soft labels, multi-label data and regression targets, and no label "
+                f"smoothing except for soft labels. Received: labels={labels!r}, {augmentation}"
             )
         return source.labels
     return labels or ("one_hot" if mixes else "int")
@@ -165,9 +165,9 @@ def pipeline(
             operations of the policy. Layers that mix images, such as MixUp and CutMix, are applied last, to normalized
             batches with one-hot labels. The seed of the pipeline replaces the seeds of layers. None: no augmentation
             except crops and flips.
-        crop: "pretrain", "finetune", "pad" or "eval"; see `Crop`, also for `scale`, `resize_size` and `max_pixels`.
-            None: "pretrain" if `training` is True, else "eval".
-        flip: Bool, mirror half of the images; None: the value of `training`.
+        crop: "pretrain", "finetune", "pad" or "eval". `Crop` describes these values, and also the arguments `scale`,
+            `resize_size` and `max_pixels`. None: "pretrain" if `training` is True, else "eval".
+        flip: Bool, mirror each image with probability 0.5; None: the value of `training`.
         labels: "int", "one_hot" or "none" (only images, for prediction). None: "one_hot" if `augment` mixes or smooths
             labels, else "int". Soft labels, multi-hot labels and regression targets are not converted.
         normalize: Bool. True, the default, scales images as in `preprocessing`. False leaves them in 0..255, but the

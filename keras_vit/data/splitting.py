@@ -81,8 +81,8 @@ def splits(
         data: The path of a folder with one subfolder of images per class; the path of a folder whose subfolders `train`
             and `test` (or `val`, `valid`, `validation`) are such folders; the path of a CSV file; or the name of a
             dataset for `keras_vit.data.load`.
-        data_dir, train_split, test_split: If `data` is a name for `keras_vit.data.load`, the folder of TFDS datasets,
-            and the TFDS splits for "train" and "test".
+        data_dir, train_split, test_split: The folder of TFDS datasets, and the TFDS splits for "train" and "test". They
+            are used only if `data` is a name for `keras_vit.data.load`.
         holdout: Float in (0, 1), the share of each class's images to test on, if `data` is a CSV file or a folder
             without test images. The option `seed` of `make` determines which images these are.
         images: The folder to which paths in the CSV file are relative; None: the CSV file's folder.

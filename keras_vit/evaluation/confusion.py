@@ -25,7 +25,8 @@ def classification_report(
     """Measures a classifier's accuracy per class, its confusion matrix and its worst mistakes.
 
     Args:
-        model: A model of this package, or a model that contains one. Each image must have exactly one class.
+        model: A model of this package, or a model that contains one. It must be a classifier whose classes exclude each
+            other.
         data: Labeled test images, as in `extract_features`. Each label must be a class of the model, matched as in
             `accuracy`. If `num_mistakes` is above 0, the data is read twice and must have the same order each time.
         num_mistakes: Int of at least 0, the number of wrong predictions to return, highest probability first.

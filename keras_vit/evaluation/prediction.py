@@ -45,8 +45,9 @@ def predict(
         verbose: 0 or 1; 1 shows a progress bar.
 
     Raises:
-        ValueError: If `data` is empty, endless or not images, images do not fit the model or could not be decoded, the
-            model's output is not finite, or the model was compiled with a loss that does not fit its task.
+        ValueError: If `data` is empty, is endless or does not contain images, or if images do not fit the model or could
+            not be decoded. The error is also raised if the model's output is not finite, or if the model was
+            compiled with a loss that does not fit its task.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=4)

@@ -43,8 +43,8 @@ def decode_predictions(
 
     Args:
         predictions: Probabilities, (batch, classes), such as `keras.ops.softmax(logits)`.
-        model: The model that computed the predictions. Its `class_names` are the names of the classes. Without
-            `class_names`, a model of 1000 classes gets ImageNet's names, and any other model gets indices as names.
+        model: The model that computed the predictions. Its `class_names` are the names of the classes. If there are
+            no `class_names`, 1000 classes have ImageNet's names, and any other number of classes has indices as names.
             None: the predictions must be for ImageNet's 1000 classes.
         top: Int, the number of classes per image. None means 5, or all if there are fewer.
 

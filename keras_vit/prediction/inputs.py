@@ -26,7 +26,7 @@ KEEP_SCALE = (
     keras.layers.Dropout,
     *(getattr(keras.layers, name) for name in dir(keras.layers) if name.startswith("Random")),
 )
-# Images in 0..1 with a mean up to this value may be nearly black images of 0..255.
+# Images in 0..1 with a mean up to this value may be nearly black images of 0..255, so do not report them as scaled.
 DARK = 0.05
 
 

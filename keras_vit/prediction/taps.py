@@ -91,7 +91,11 @@ class AttentionTaps:
         return outputs, self.to_grid(self.read_out(product, fuse))
 
     def read_out(self, rows, fuse=ops.mean):
-        """Selects or averages the rows that the head reads: (batch, num_tokens, num_tokens) to (batch, num_tokens)."""
+        """Returns the row of the token that the head reads, or the mean of the rows if the head reads several tokens.
+
+        `rows` has the shape (batch, num_tokens, num_tokens), and the result (batch, num_tokens). If the head has
+        attention pooling, the mean is weighted by the attention of this pooling.
+        """
         num_prefix, readout = self.layout.num_prefix_tokens, self.readout or self._pooling()
         if readout == "token" and not num_prefix:
             expected = f"'gap' for a model without a class token, such as {self.model.name!r}"
