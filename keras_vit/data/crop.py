@@ -48,8 +48,8 @@ class Crop:
         resize_size: (height, width) for "finetune"; None: 448 for an image size of 384, 512 for 480, and 8/7 of the
             image size for all other sizes.
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
-        max_pixels: Integer, the largest height x width of an image. In a JPEG, height x width x number of scans may be
-            16 times as large.
+        max_pixels: Integer, the largest height x width of an image. If the image is a JPEG, height x width x number
+            of scans may be up to 16 times this number.
         arrays: Bool, accept `.npy` files (height, width, channels) too. With kind "eval", resized pictures are rounded
             to integers only if `arrays` is False.
 
@@ -191,7 +191,7 @@ class Crop:
     def _checked_size(self, header, encoded):
         """Returns an image's (height, width), which the function `header` reads. Fails if the image is too large."""
         size, fits = header(encoded, self.max_pixels)
-        limits = f"max_pixels={self.max_pixels} pixels, in at most {MAX_SCANS} scans"
+        limits = f"max_pixels={self.max_pixels} pixels, and of at most {MAX_SCANS} times as many pixels x scans"
         message = f"Expected an image of at most {limits}. Received"
         with tf.control_dependencies([tf.raw_ops.Assert(condition=fits, data=[message, size])]):
             return tf.cast(tf.identity(size), "int32")

@@ -8,8 +8,8 @@ from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
-# timm's range of (area of an erased rectangle / area of the image), range of (height / width of the rectangle), and
-# number of attempts to find a rectangle that fits into the image.
+# Settings of timm: the range of the rectangle's area / the image's area, the range of the rectangle's height / width,
+# and the number of attempts to find a rectangle that fits into the image.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
@@ -107,7 +107,7 @@ def mixer(layer, image, num_classes):
 
 
 class Steps:
-    """The steps from a record to an image, and from images to a batch.
+    """The steps of a pipeline that turn a record into an image, and images into a batch.
 
     `root`, an integer tensor (2,), is the seed. If `row_weight` is not None, the weight of an image is its sample
     weight times `row_weight`. Padding rows have a negative index, and their weight is 0.

@@ -16,7 +16,7 @@ class Task:
     group: str
     num_classes: int
     label: str | Callable = "label"
-    validation: str | int = "validation"  # a TFDS split, or the percentage of "train" at which the 200 images start
+    validation: str | int = "validation"  # a TFDS split, or the percentage of "train" where its 200 images start
     test: str | tuple[int, int] = "test"  # a TFDS split, or percentages of "train": the test set starts at their sum
     gain: int = 1  # the factor that scales pixel values to 0..255
 

@@ -45,8 +45,8 @@ def predict(
         verbose: 0 or 1; 1 shows a progress bar.
 
     Raises:
-        ValueError: If `data` is empty, is endless or does not contain images, or if images do not fit the model or could
-            not be decoded. The error is also raised if the model's output is not finite, or if the model was
+        ValueError: If `data` is empty, is endless or does not contain images, or if images do not fit the model or
+            could not be decoded. The error is also raised if the model's output is not finite, or if the model was
             compiled with a loss that does not fit its task.
 
     Example:
