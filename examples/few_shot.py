@@ -37,7 +37,7 @@ def parse_arguments(argv=None):
     add("--weights", required=True, help="a checkpoint, such as an official .npz file or hf://owner/name")
     add("--dataset", required=True, help="a folder with one folder of images per class, or the name of a TFDS dataset")
     add("--data-dir", help="the folder of prepared TFDS datasets")
-    add("--out", type=Path, default=Path("runs/few_shot"), help="the folder for all written files")
+    add("--out", type=Path, default=Path("runs/few_shot"), help="the folder for the files that the script writes")
     add("--image-size", type=positive_int, default=224, help="the image size in pixels, at least the patch size")
     add("--holdout", type=float, default=0.2, help="fraction of each class to test on, if a dataset has no test images")
     add("--shots", type=positive_int, nargs="+", default=[10], help="numbers of training images per class")
@@ -67,7 +67,7 @@ def main(argv=None):
                 "accuracy": result["accuracy"],
                 "lowest": min(result["by_seed"].values()),
                 "highest": max(result["by_seed"].values()),
-                # This is the accuracy with the regularization that is best on the test images, as in the paper.
+                # This accuracy uses the regularization strength that is best on the test images, as in the paper.
                 "best_strength": max(result["by_l2"].values()),
             }
             rows.append(row)

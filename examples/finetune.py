@@ -1,7 +1,7 @@
 """Fits a linear head to a pretrained Vision Transformer on a folder of images or a TFDS dataset.
 
-The backbone is frozen, so its features are computed only once, and a head is trained on them. The saved model takes raw
-images in [0, 255] of the size --image-size. To train all weights, run
+The backbone is frozen, so the features of all images are computed only once. The head is then trained on these
+features. The saved model takes raw images in [0, 255] of the size --image-size. To train all weights, run
 `keras-vit train --recipe finetune_flowers17 --data flowers17`. To train with LoRA, use the recipe `lora_flowers17`.
 
 Paper:    arXiv 2010.11929, section 4.1 (linear evaluation), section 3.2 (higher resolution).

@@ -8,8 +8,8 @@ Paper:    arXiv 2010.11929, section 4.5, figures 6 and 7, appendices D.7 and D.8
 Command:  python examples/inspect_model.py
 Hardware: 2 CPU cores, about a minute.
 Expected: on the digits, 95% training accuracy after 10 epochs, and attention on the strokes. In a model this small, the
-          attention distance does not grow with depth. At image size 224, the published ViT-B/16 has a mean distance of
-          82 pixels in the first block, 55 in the second and 118 in the last.
+          attention distance does not grow with depth. At image size 224, the mean attention distance of the published
+          ViT-B/16 is 82 pixels in the first block, 55 in the second and 118 in the last.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def parse_arguments(argv=None):
     )
     add("--images", nargs="+", help="image files; required with --weights")
     add("--out", type=Path, default=Path("runs/inspect"), help="folder for the figures and report.html")
-    add("--epochs", type=positive_int, default=10, help="the number of epochs")
+    add("--epochs", type=positive_int, default=10, help="the number of epochs of training on digits")
     add("--batch-size", type=positive_int, default=64, help="the number of images per step")
     add("--learning-rate", type=float, default=1e-3, help="the learning rate of AdamW")
     add("--seed", type=int, default=0, help="the random seed of the weights and of the order of the images")

@@ -7,7 +7,7 @@ read.
 Papers:   arXiv 2010.11929, appendix B.1.2 (masked_patch); 2111.09886 (simmim); 2111.06377 (mae).
 Command:  python examples/pretrain.py --method mae
 Hardware: 2 CPU cores, a few minutes.
-Expected: the loss falls, and the predicted digits are readable. For measured gains see benchmarks/pretraining.py.
+Expected: the loss falls, and the predicted digits are readable. benchmarks/pretraining.py measures the gain.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def parse_arguments(argv=None):
     add("--batch-size", type=positive_int, default=64, help="the number of images per step")
     add("--learning-rate", type=float, default=2e-3, help="the maximum learning rate, after the warmup")
     add("--seed", type=int, default=0, help="the random seed of the weights, the order of the images and the masks")
-    add("--tensorboard", action="store_true", help="write pictures for TensorBoard to the folder logs every 5 epochs")
+    add("--tensorboard", action="store_true", help="write pictures for TensorBoard to OUT/logs every 5 epochs")
     return parser.parse_args(argv)
 
 

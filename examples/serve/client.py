@@ -1,10 +1,12 @@
 """Sends image files to a server and prints their classes. It uses only the standard library.
 
-The server is TensorFlow Serving or server.py. Its model must have been exported with postprocess="classify".
+The server is TensorFlow Serving or server.py. Export its model with postprocess="classify". Without
+`postprocess`, this script prints the outputs instead of the class.
 
 Command:  python examples/serve/client.py cat.jpg dog.png
 Hardware: any.
-Expected: one line per image with its name, the top-1 class and the probability, or the reason of an error.
+Expected: one line per image with the file's name, the top-1 class and the probability. If the server cannot read the
+          image, the line contains the reason instead of the class.
 """
 
 import argparse

@@ -8,7 +8,7 @@ Command:  pip install tensorflow waitress
 Hardware: any; a request takes as long as the model.
 Expected: GET / is a page to try the model on image files. GET /v1/models/vit and POST /v1/models/vit:predict respond
           like TensorFlow Serving, within limits on body size, rows, connections and time (see --help). After SIGTERM or
-          Ctrl-C, the server answers the requests that it has, then ends.
+          Ctrl-C, the server answers the requests that it has received, then ends.
 """
 
 import argparse
@@ -41,7 +41,8 @@ import waitress
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 # A request must arrive within REQUEST_TIMEOUT seconds. A stopped server answers pending requests for GRACE seconds.
 REQUEST_TIMEOUT, GRACE = 120, 10
-# A stopped server waits until its connections have been silent for this many seconds.
+# A stopped server waits until a connection has been silent for this many seconds. A new connection may be about to send
+# its first request.
 QUIET = 0.3
 
 # The files of the demo page, which are in the folder of this script, and their types.
@@ -149,7 +150,7 @@ def _columns(instances, specs, max_rows):
     """Converts the rows of a request to one list per input."""
     if not isinstance(instances, list) or not instances:
         raise BadRequestError('Expected "instances" to be a list of one row or more.')
-    # Check the number of rows before they become dicts, which need a hundred times the memory of the text.
+    # Check the number of rows before the rows become dicts, which need a hundred times the memory of the JSON text.
     _check_rows(instances, max_rows)
     # If the signature has one input, a row may leave out the name of the input.
     rows = [row if isinstance(row, dict) and set(row) != {"b64"} else {next(iter(specs)): row} for row in instances]
@@ -341,7 +342,7 @@ def _stop_listening(connections):
     """Accepts the waiting connections, then closes the listening sockets, so that new clients are refused at once."""
     for server in [each for each in list(connections.values()) if getattr(each, "accepting", False)]:
         server.accepting = False
-        # Make the server's thread end its call of poll(). Its next call does not include this socket.
+        # Wake the server's thread from poll(). The thread then calls poll() again without this socket.
         server.pull_trigger()
         time.sleep(0.05)
         waiting = select.poll()
@@ -352,7 +353,7 @@ def _stop_listening(connections):
 
 
 def _is_busy(connection):
-    """Returns True if a connection has a request or an unsent response, or may be about to send its first request."""
+    """Returns True if a connection has a request or an unsent response, or was active less than `QUIET` seconds ago."""
     busy = any(getattr(connection, name, None) for name in ("request", "requests", "total_outbufs_len"))
     return busy or time.time() - getattr(connection, "last_activity", 0) < QUIET
 
@@ -367,7 +368,7 @@ def main(argv=None):
     parser.add_argument("--name", help="the model's name in URLs; by default the name of the folder")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=8501, help="the port; 0 selects a free port")
-    parser.add_argument("--max-body", type=int, default=LIMITS["max_body"], help="maximum bytes of a request")
+    parser.add_argument("--max-body", type=int, default=LIMITS["max_body"], help="maximum size of a request in bytes")
     parser.add_argument("--max-rows", type=int, default=LIMITS["max_rows"], help="maximum images in a request")
     connections = "the maximum number of open connections; further connections wait"
     parser.add_argument("--max-connections", type=int, default=LIMITS["max_connections"], help=connections)

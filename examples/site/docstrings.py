@@ -16,7 +16,8 @@ TITLES = re.compile(
     r"(?:^|(?<=\. ))(Example|Reference|Input and output shape|Input shape|Output shape|Attributes(?=: )):(?=\s|$)",
     re.MULTILINE,
 )
-# Matches several arguments in one line, such as "mean, std: ...". griffe would read the text after a space as a type.
+# Matches several arguments in one line, such as "mean, std: ...". griffe would read the text after a space as a type,
+# so the space is replaced by an en space.
 SEVERAL = re.compile(r"^    \w+(?:, \w+)+:", re.MULTILINE)
 EN_SPACE = "\u2002"
 # Matches the `Preprocessing` in the docstring of a builder. Its many fields are left out in the API pages.

@@ -9,7 +9,7 @@ from markdown_table import markdown_table
 import keras_vit
 from keras_vit.models import builders
 
-# Use a hyphen at which browsers do not break a line.
+# Browsers do not break a line at this hyphen.
 NO_BREAK = "&#8209;"
 FAMILY_BUILDERS = ("ViT", "BiT", "CoAtNet", "EfficientNet", "VTResNet")
 COLUMNS = ["Builder", "Variant", "Image size", "Parameters (M)", "`weights=` (ImageNet top-1, %)"]

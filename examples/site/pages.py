@@ -78,7 +78,8 @@ def api_pages():
 def module_page(path, module, homes):
     """Returns the API page of a module, and adds its objects to `homes`.
 
-    `homes` is {id of an object: path of the object's entry} for the pages that were made before.
+    `homes` is {id of an object: path of the object's entry on an API page}. It contains the objects of the pages that
+    were made before.
     """
     entries, elsewhere = [], []
     for name in sorted(module.__all__, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):

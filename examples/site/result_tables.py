@@ -86,7 +86,7 @@ def parameters():
 
 
 def vt_resnet():
-    """Returns a table that compares parameters and multiply-adds of VT-ResNets with two tables of the paper."""
+    """Returns a table that compares the parameters and multiply-adds of our VT-ResNets with two tables of the paper."""
     paper = benchmark("vt_resnet_table")
     rows = []
     for variant, own in result("vt_resnet").items():
@@ -186,8 +186,8 @@ def studies():
 def study(name, score, columns=None):
     """Returns a table of a score for each case of a study, with mean and standard deviation over the seeds.
 
-    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid. The last word of
-    each case then selects the column, and `columns` is the term for these words in the title.
+    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid with one column for
+    each last word in the names of the cases. `columns` names these words in the heading.
     """
     found = result(f"study_{name}")
     by_case = {}
@@ -261,7 +261,8 @@ def curves():
         rows.setdefault((row["backend"], row["kind"]), []).append(row)
     cells = []
     for (backend, kind), own in rows.items():
-        # Leave out rows with several seeds. In these runs, dropout masks differ between devices, so losses do too.
+        # Leave out rows that compare the mean over several seeds. In these runs, each device draws different dropout
+        # masks, so the losses differ.
         alike = [row for row in own if "seeds" not in row]
         if alike:
             splits = "; ".join(row["split"] for row in alike)
@@ -270,7 +271,10 @@ def curves():
 
 
 def low_precision():
-    """Returns a table of how many training runs in low precision, at a high learning rate, stayed finite."""
+    """Returns a table of how many training runs in low precision kept a finite loss and finite weights.
+
+    These runs have a high learning rate.
+    """
     groups = {}
     for run in result("low_precision")["runs"]:
         groups.setdefault((run["backend"], run["model"], run["policy"]), []).append(run)
@@ -340,7 +344,8 @@ def is_main_case(row):
 def gpu_ratios():
     """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU.
 
-    A peer is another package. A compiled peer is compared with our compiled model, other peers with our eager model.
+    A peer is another package. If the peer's model is compiled, it is compared with our compiled model. If it is eager,
+    it is compared with our eager model.
     """
     rows = [row for row in result("gpu_h200")["rows"] if row["model"] == "B/16" and "samples" in row]
     ours = {(row["backend"], row["task"], row["name"]): row["samples"] for row in rows}
@@ -385,7 +390,10 @@ def gpu():
 
 
 def speeds(options):
-    """Returns a table of images per second, for models with default options ("plain") or other options ("options")."""
+    """Returns a table of images per second.
+
+    It contains the models with default options if `options` is "plain", and the other models if it is "options".
+    """
     cells = []
     for backend, row in throughput_rows():
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
@@ -444,7 +452,10 @@ def pipeline(task):
 
 
 def growth():
-    """Returns a table of the exponents by which memory grows with the number of tokens, for the two largest images."""
+    """Returns a table of the exponents by which memory grows with the number of tokens.
+
+    Each exponent is computed from the memory for the two largest image sizes.
+    """
     own = benchmark("growth")
     cells = []
     for backend, title in BACKENDS.items():
@@ -457,7 +468,10 @@ def growth():
 
 
 def int8():
-    """Returns a table of the speed of exported ViT-B/16 relative to float32, and of how often both agree in top-1."""
+    """Returns a table of exports of ViT-B/16 in several precisions.
+
+    Each row contains the speed relative to float32, and the fraction of images with the same top-1 class as float32.
+    """
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]

@@ -32,8 +32,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     """Returns the memory that training a compiled model needs on each device, on JAX.
 
     Args:
-        model: A compiled `keras.Model` with images as input. To use several devices, build it after
-            `keras.distribution.set_distribution`.
+        model: A compiled `keras.Model` with images as input. To describe training on several devices, call
+            `keras.distribution.set_distribution` before you build the model.
         batch_size: Int, the number of images per step on all devices together. It must be a multiple of the number of
             parts into which the distribution splits a batch. With a batch size, the training step is compiled, which
             takes seconds to minutes. None describes only the variables.
@@ -64,7 +64,9 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     model.reset_metrics()
     distribution = keras.distribution.distribution()
     if batch_size % (parts := batch_parts()):
-        raise arguments.invalid("batch_size", f"a multiple of {parts}, the number of parts of a batch", batch_size)
+        raise arguments.invalid(
+            "batch_size", f"a multiple of {parts}, because each batch is split into {parts} parts", batch_size
+        )
 
     def array(shape, dtype):
         sharding = None if distribution is None else distribution.get_data_layout(shape).backend_layout

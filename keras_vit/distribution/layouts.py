@@ -34,8 +34,9 @@ _SPLIT_PATHS = {
     "heads of tokens": ("data", None, None, "model", None),
     r".*\bblock_\d+/mlp/dense_1/output": ("data", None, "model"),
 }
-# Layer outputs that stay on the device of their images. Without this layout, XLA may send the outputs to the devices
-# that hold a variable, although the outputs grow with the batch and the variable does not.
+# Layer outputs that are split like the batch, so that each output stays on the device of its image. Without this
+# layout, XLA may keep the parts of a variable in place and send the outputs to them. Outputs grow with the batch, so
+# this may send more data than gathering the variable.
 _OUTPUTS = re.compile(r"(.*/)?(patch_embedding|qkv|out|dense_1|dense_2|block_\d+|head)/output")
 
 
@@ -108,8 +109,8 @@ class Layouts(keras.distribution.ModelParallel):
     """A `keras.distribution.ModelParallel` that fits its layouts to the shapes of the variables.
 
     If the length of a dimension is not a multiple of the number of devices on its mesh axis, the dimension is not
-    split. A variable with at least `min_size` values is also split over the batch axis, along the longest dimension
-    that is not split yet and that can be split.
+    split. A variable with at least `min_size` values is also split over the mesh axis of the batch, along the longest
+    dimension that is not split yet and that can be split equally. If `min_size` is None, this second split is left out.
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):
@@ -123,7 +124,7 @@ class Layouts(keras.distribution.ModelParallel):
     def get_variable_layout(self, variable):
         layout = super().get_variable_layout(variable)
         if not isinstance(layout, keras.distribution.TensorLayout):
-            # In older versions of Keras, the layout of an optimizer's variable is already a layout of JAX.
+            # In older versions of Keras, the layout of an optimizer's variable is already an object of JAX.
             return layout
         sizes = dict(zip(self.device_mesh.axis_names, self.device_mesh.shape, strict=True))
         shape = variable.shape
@@ -208,8 +209,8 @@ def fsdp(
 class Split(NamedTuple):
     """The split of each batch over devices and processes.
 
-    Each batch is split into `parts`, one for each copy of the model. The data is read in `num_shards` shards, and this
-    process reads the shard `shard_index`.
+    Each batch is split into `parts`, one for each copy of the model. The dataset is divided into `num_shards` shards,
+    and this process reads only the shard with the index `shard_index`.
     """
 
     parts: int = 1
@@ -222,9 +223,9 @@ def distributed(kind: str | None, model_devices: int | None = None):
     """Returns a context manager in which models are built and trained on several devices. It yields a `Split`.
 
     Args:
-        kind: "data": each device has the whole model and a part of each batch. "fsdp": the same, but each device stores
-            only a part of each large variable. "tensor": groups of `model_devices` devices share one copy of the
-            blocks. "fsdp+tensor": both. None: one device.
+        kind: "data": each device has the whole model and a part of each batch. "fsdp": like "data", but each device
+            stores only a part of each large variable. "tensor": each group of `model_devices` devices shares one copy
+            of the blocks. "fsdp+tensor": "fsdp" and "tensor" together. None: one device.
         model_devices: Int, the number of devices that share one copy of the blocks. None uses all devices with "tensor"
             and 2 with "fsdp+tensor".
 
@@ -266,6 +267,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
         # Keras need not split the dataset, because each process reads only its own part of the data.
         with Layouts(layouts, _MIN_SIZE if "fsdp" in kind else None, auto_shard_dataset=False).scope():
             parts = batch_parts()
-            # If there are more processes than parts, several processes share one copy of the model and read one shard.
+            # If there are more processes than parts, several processes share one copy of the model. They read the same
+            # shard.
             shards = min(num_processes(), parts)
             yield Split(parts, shards, process_id() * shards // num_processes())

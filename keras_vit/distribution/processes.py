@@ -18,8 +18,9 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     """Connects the processes of one training run, on JAX or PyTorch.
 
     Call this function in each process before any other function of Keras. It returns when all processes have called it.
-    Pass all three arguments or none. If none are given, the function reads the settings of `torchrun` (PyTorch) or
-    SLURM (JAX) from environment variables. If neither `torchrun` nor SLURM started the process, it then does nothing.
+    Pass all three arguments or none. Without arguments, the function reads the environment variables that `torchrun`
+    (PyTorch) or SLURM (JAX) sets for each process. If neither program started several processes, the function does
+    nothing.
 
     Args:
         coordinator: "HOST:PORT", the address of process 0 with a free port that all processes can reach.
@@ -124,7 +125,7 @@ def _number_and_count():
 
 
 def agree(number: int) -> int:
-    """Returns the `number` of process 0 in all processes. All processes must call this function."""
+    """Returns in every process the `number` that process 0 passed. All processes must call this function."""
     if group := torch_group():
         found = [number]
         group.broadcast_object_list(found, src=0)

@@ -138,9 +138,10 @@ def spread_seeds(model):
 
 
 def _check_optimizer(optimizer):
-    """Raises ValueError if an optimizer needs the gradient of the whole batch.
+    """Raises ValueError if an optimizer clips or accumulates gradients or scales the loss.
 
-    On TensorFlow, Keras applies the settings below to the gradients of each device, and only then sums the gradients.
+    On several TensorFlow devices, Keras clips and accumulates the gradients of each device before it sums them. With
+    loss scaling, it checks the gradients of only one device.
     """
     while hasattr(optimizer, "inner_optimizer"):
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -180,8 +181,8 @@ class ReduceMetrics(keras.callbacks.Callback):
     """Callback that replaces each epoch's logs with metrics for the images of all PyTorch processes.
 
     Pass it to `model.fit` as the first callback, so that callbacks such as EarlyStopping get the same logs in all
-    processes. Logs of single steps contain the metrics of one process. If the loss of one process is not finite, the
-    loss in the logs of all processes is NaN. With a single process, the callback does nothing.
+    processes. The logs of a single step contain the metrics of one process. If the loss of any process is not finite in
+    a step, the loss in the logs of this step is NaN in all processes. With a single process, the callback does nothing.
 
     Example:
     >>> callbacks = [keras_vit.distribution.ReduceMetrics(), keras.callbacks.EarlyStopping()]

@@ -1,4 +1,7 @@
-"""Runs an export function in a new Python process with another backend. A .keras file passes the model to it."""
+"""Runs an export function in a new Python process with another backend.
+
+The new process reads the model from a .keras file.
+"""
 
 import importlib
 import importlib.util
@@ -13,7 +16,7 @@ import keras
 
 # The parent may hold all GPU memory, so child processes use the CPU.
 CPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-# The child process may find this package only with the parent's sys.path, so set the path first.
+# The child process may need the parent's sys.path to find this package, so set sys.path before the import.
 START = (
     "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['path']; "
     "from keras_vit.export.child import main; main(job)"

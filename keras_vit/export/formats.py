@@ -19,11 +19,12 @@ from keras_vit.prediction.inputs import real_array
 
 
 class Format(NamedTuple):
-    """An export format; `code` is a module with the functions `write_<name>` and `run_<name>`.
+    """An export format. `code` is a module with the functions `write_<name>` and `run_<name>`.
 
-    `write_<name>(model, path, settings)` writes a file. It must be called with the Keras backend `backend`.
-    `run_<name>(path, batches, settings)` yields the outputs of the file for each batch. `settings` is a dict of JSON
-    values. It contains the `precision` and the `names` of the outputs.
+    `write_<name>(model, path, settings)` writes a file. Keras must then use the backend `backend`.
+    `run_<name>(path, batches, settings)` runs the file and yields a list of outputs for each batch. `settings` is a
+    dict of JSON values, such as the `precision` and the `names` of the outputs. The export needs the `packages`, and
+    `tolerances` is {precision: default tolerance}.
     """
 
     name: str
@@ -45,7 +46,7 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
     if labels is not None and images is None:
         raise ValueError("Expected `images` together with `labels`. Received: images=None")
     if precision == STATIC and (images is None or not len(images)):
-        raise ValueError(f"Expected `images` to calibrate with for precision={STATIC!r}. Received: none")
+        raise ValueError(f"Expected `images` for the calibration of precision={STATIC!r}. Received: none")
     batches = parity.probes(model)
     given = [] if images is None else real_array("images", images).astype(batches[0].dtype)
     if images is not None and not arguments.takes(model.inputs[0].shape[1:], given.shape[1:]):
@@ -61,11 +62,11 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
 def write_checked(
     fmt, model, path, settings, batches, given=(), labels=None, tolerance=None, overwrite=False, custom_module=None
 ):
-    """Exports to a temporary folder, compares the outputs, moves the files to `path`, and returns a report.
+    """Exports to a temporary folder, checks the outputs, moves the files to `path`, and returns a report.
 
-    The outputs of the export are compared with the outputs of the model for `batches`, which are random images, and for
-    `given`, which are the user's images. The report also contains how much the outputs for `given` differ from the
-    outputs of the model in its own precision.
+    The weights of a copy of the model are converted to the precision of the export. The outputs of the copy and of the
+    export may differ by at most `tolerance`, for random images (`batches`) and for the user's images (`given`). The
+    report also compares the export's outputs for `given` with the outputs of the original model.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)
@@ -125,7 +126,7 @@ def _in_child(fmt, model, path, batches, settings, custom_module):
 def write_and_run(model, name, path, settings, file):
     """Exports a model in the child process, and returns the number of outputs per batch.
 
-    The batches in `file` are replaced by the outputs.
+    `file` is an .npz file with the batches. The function replaces its content by the outputs of the export.
     """
     with np.load(file) as arrays:
         batches = [arrays[key] for key in arrays.files]
@@ -160,9 +161,10 @@ def _draft(path, overwrite):
 
 _ONNX = ("torch", "onnx", "onnxscript", "onnxruntime")
 FORMATS = {
-    # PyTorch writes ONNX. onnxruntime lacks the operation of TensorFlow's exact GELU, and JAX has no exporter to ONNX.
+    # Export ONNX on PyTorch. JAX has no exporter to ONNX, and onnxruntime lacks the operation that TensorFlow uses for
+    # the exact GELU.
     "onnx": Format("onnx", ".onnx", "torch", _ONNX, torch_formats),
-    # The tolerance of int8_static is relative to the largest logit of the float32 model.
+    # With int8_static, outputs may differ from the float32 model by up to half of the model's largest output.
     "openvino": Format(
         *("openvino", ".xml", "tensorflow", ("tensorflow", "openvino"), tensorflow_formats),
         precisions=(*PRECISIONS, STATIC),
@@ -192,7 +194,7 @@ class Options(TypedDict, total=False):
 
 
 def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
-    """Exports a model to ONNX, compares the outputs in onnxruntime with the model, and returns a report.
+    """Exports a model to ONNX, checks that onnxruntime computes the model's outputs, and returns a report.
 
     The input is named `images`. It has any batch size, and any image size if the model allows it. A single output is
     named `outputs`; several outputs keep the model's names. The other formats use the same names, except that a
@@ -203,9 +205,11 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
 
     Args:
         model: A `keras.Model` with one input.
-        path: Path of the file, ending in ".onnx". If the model is above 2 GB, a second file is written next to it.
+        path: Path of the file, ending in ".onnx". The weights of a model above 2 GB are written to a second file in the
+            same folder.
         precision: "float32" (default), "float16", "bfloat16" or "int8", the precision of the stored weights.
-            Computations keep the model's precision. "int8" quantizes dense kernels, with one scale per column.
+            Computations keep the model's precision. "int8" quantizes only the kernels of dense layers, with one scale
+            per column.
         images: Images as the model takes them, (batch, height, width, channels), or None (default). With images, the
             report contains how much the outputs of the file differ from the outputs of the original model.
         labels: The classes of `images`, ints (batch,), or None (default). With labels, the report also contains the
@@ -220,14 +224,16 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
     Returns:
         A dict: `path`, `precision`, `size` (bytes), `difference` (the largest difference from the outputs of the model
         with weights in `precision`), `num_checked` (the number of compared images) and `change`. If no `images` are
-        given, `change` is None. With `images`, it is a dict that compares the first output with the original model:
-        `num_images`, the `largest` and the `mean` absolute difference, and `same_top1`, the number of images whose
-        top-1 class stays the same. With `labels`, it also contains the accuracies `before` and `after` the export.
+        given, `change` is None. With `images`, `change` is a dict that compares the first output of the file and of
+        the original model: `num_images`, the `largest` and the `mean` absolute difference, and `same_top1`, the number
+        of images whose top-1 class stays the same. With `labels`, `change` also contains the accuracies `before` and
+        `after` the export.
 
     Raises:
         ImportError: If a package that the format needs is not installed.
         FileExistsError: If `path` exists and `overwrite` is False.
-        ValueError: If an argument is invalid, the model does not have one input, or its layers cannot be imported.
+        ValueError: If an argument is invalid, the model does not have exactly one input, or the new process cannot
+            import the model's layers.
         ParityError: If weights or outputs are not finite, or if the outputs of the file differ from the model's by more
             than the tolerance. Nothing is written.
         RuntimeError: If the export process fails.
@@ -247,10 +253,10 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
 
     `precision="int8_static"` also computes matrix products in int8, with NNCF (`pip install nncf`). Dense layers whose
     input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations are measured on
-    `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The report's
-    `change` contains the number of these images that keep their top-1 class. Measure this number on other images too,
-    because the ranges fit other images less well. This precision is meant for processors that multiply in int8, with
-    the instructions VNNI or AMX.
+    `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The report contains
+    `change["same_top1"]`, the number of these images whose top-1 class stays the same. Measure this number on other
+    images too, because the ranges fit other images less well. The precision "int8_static" is meant for processors with
+    the int8 instructions VNNI or AMX.
     """
     return write_file(FORMATS["openvino"], model, path, **options)
 

@@ -45,7 +45,8 @@ def probes(model: keras.Model) -> list[np.ndarray]:
     batches = []
     # Models are traced on the first batch. It has 2 images, because tracing would make a batch size of 1 constant.
     for count, extra in ((2, 0), (1, 16), (3, 32)):
-        # A free side has at least three patches of 16 pixels. Height and width differ, so that a swap is detected.
+        # A side without a fixed length gets at least three patches of 16 pixels. The height and the width differ, so
+        # that an export that swaps them fails the comparison.
         free = (48 + extra, 80 + extra)
         shape = [free[axis % 2] if side is None else side for axis, side in enumerate(spec.shape[1:])]
         batches.append(rng.uniform(low, high, (count, *shape)).astype(dtype))
@@ -60,7 +61,7 @@ def on_cpu(model: keras.Model) -> bool:
 
 
 def output_names(model: keras.Model) -> list[str]:
-    """Returns the names of the outputs: "outputs" for a single output, else the model's names."""
+    """Returns the names of an export's outputs. A single output is named "outputs"; several keep the model's names."""
     if len(model.outputs) == 1:
         return ["outputs"]
     names = [name.replace("/", "_") for name in model.output_names]
@@ -111,9 +112,10 @@ def check_finite(model, outputs=()):
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if a difference is above `tolerance` x max(1, largest output).
+    """Raises `ParityError` if `difference` is above `tolerance` x max(1, largest output).
 
-    If `tolerance` is None, it depends on the model's dtypes and device.
+    If `tolerance` is None, the function chooses a tolerance by the model's dtypes and device. `export` describes the
+    export in the error.
     """
     if tolerance is None:
         # On PyTorch, a correct export of a B/16 that computes in bfloat16 differed by 1.2e-2. GPUs may compute float32
@@ -130,12 +132,12 @@ def check(difference, model, outputs, tolerance, export):
 
 
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
-# The precision with int8 weights and activations. The ranges of activations are measured on the user's images.
+# In this precision, weights and activations are int8. The ranges of the activations are measured on the user's images.
 STATIC = "int8_static"
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Returns a copy of a model with rounded weights, or with int8 dense kernels.
+    """Returns a copy of a model with weights rounded to a float precision, or with int8 kernels in dense layers.
 
     If the precision is float32 or int8_static, the model itself is returned.
     """
@@ -167,9 +169,10 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a precision.
+    """Casts a float32 constant to a lower precision.
 
-    Returns None if the cast would change a value, or if the constant has fewer than 64 values.
+    Returns None if the cast would change a value, if the constant has fewer than 64 values or is not float32, or if the
+    precision is float32.
     """
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
@@ -179,12 +182,12 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 
 def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | None = None) -> dict:
-    """Compares two models' outputs, (batch, ..., num_classes), for the same images; labels are ints (batch,).
+    """Compares the outputs before and after an export, (batch, ..., num_classes), for the same images.
 
     Returns:
         A dict: `num_images`, `largest` and `mean` (the largest and mean absolute change) and `same_top1` (the number of
-        images whose top-1 class stays the same). With `labels`, it also contains `before` and `after`, the accuracies
-        in [0, 1].
+        images whose top-1 class stays the same). With `labels`, ints (batch,), the dict also contains the accuracies
+        `before` and `after` the export, in [0, 1].
     """
     difference = np.abs(np.asarray(after, "float64") - before)
     ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))

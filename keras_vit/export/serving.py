@@ -55,7 +55,8 @@ def saved_model(
     output dict or by their layers. `serving_bytes` adds `status`, strings (batch,): "ok", "unknown_format" (neither
     JPEG nor PNG), "damaged" or "too_large". An image is too large if it has more than `max_pixels` pixels or a side
     above 16,384. A JPEG of more than `16 * max_pixels / (height * width)` scans and a PNG of more than 8 compressed
-    texts are also "too_large". Rows that are not "ok" contain zeros, "" as labels and -1 as classes.
+    texts are also "too_large". If the status of a row is not "ok", its labels are "", its classes are -1, and its other
+    outputs are 0.
 
     A request fails if its shape or type is wrong, if the batch is empty or too large, or if a value is not finite or
     overflows in the model. Loading the SavedModel needs neither Keras nor this package.
@@ -82,13 +83,13 @@ def saved_model(
         images, custom_module: As in `export.onnx`.
         max_batch_size: Int, the largest number of images per request.
         max_pixels: Int, the largest height x width of an image in `serving_bytes`.
-        max_input_pixels: Int, the largest height x width of a request's `images` and of `image_size`. It only applies
-            if the model takes any size.
+        max_input_pixels: Int, the largest height x width of the `images` in a request and of `image_size`. This limit
+            only applies if the model takes any image size.
         attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes` and
-            two more. `attention`, float32 (batch, rows, columns), is the map of `inspection.attention_rollout`.
-            `attention_corners`, float32 (batch, 2, 2), contains the (y, x) of the map's upper left and lower right
-            corner on the image, as fractions of the image's height and width. The model must contain one ViT of this
-            package, without token merging.
+            two other outputs. `attention`, float32 (batch, rows, columns), is the result of
+            `inspection.attention_rollout`. `attention_corners`, float32 (batch, 2, 2), contains the positions (y, x) on
+            the image of the map's upper left and lower right corner, as fractions of the image's height and width. The
+            model must contain one ViT of this package, without token merging.
 
     The report and the errors are as in `export.onnx`. A ValueError is also raised if the model's input, or with
     `postprocess` its output, is not supported.
@@ -173,7 +174,7 @@ def _input_size(model):
 
 
 def _names_of_outputs(model, attention):
-    """Returns the names of the outputs: the sorted keys if the model returns a dict, else the model's output names."""
+    """Returns the names of the outputs: the sorted keys if the model returns a dict, else `parity.output_names`."""
     outputs = model.output if len(model.outputs) > 1 else None
     names = parity.output_names(model)
     if isinstance(outputs, dict):
@@ -185,7 +186,10 @@ def _names_of_outputs(model, attention):
 
 
 def _scaling_constants(model, normalization):
-    """Returns the settings of the layer that scales images: `normalization`, or the model's layer if it is None."""
+    """Returns the settings of the layer that scales images.
+
+    This is the layer `normalization`. If it is None, the `normalization` layer of the model is used.
+    """
     if normalization is None:
         layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
         advice = f"Pass the layer that scales images: normalization={layer}"

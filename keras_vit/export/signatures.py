@@ -1,4 +1,4 @@
-"""Computes the signatures of an exported SavedModel."""
+"""Defines the signatures of an exported SavedModel."""
 
 import dataclasses
 
@@ -22,9 +22,9 @@ PARALLEL = 4
 class ImageReader:
     """Decodes a batch of files, strings (batch,), and resizes the images.
 
-    Returns three tensors: float32 images, (batch, *image_size, channels), in [0, 255]; indices in `STATUSES`, (batch,);
-    and the corners that `EvaluationTransform.seen` returns, float32 (batch, 2, 2). If a file cannot be decoded, its
-    image is black.
+    A call returns three tensors: the images, float32 (batch, *image_size, channels), in [0, 255]; the statuses as
+    indices in `STATUSES`, (batch,); and the corners of each image's crop, float32 (batch, 2, 2), as in
+    `EvaluationTransform.seen`. If a file cannot be decoded, its image is black.
     """
 
     image_size: tuple[int, int]
@@ -36,7 +36,7 @@ class ImageReader:
         image_bytes = tf.convert_to_tensor(image_bytes, "string")
         count, shape = tf.shape(image_bytes, "int64")[0], (*self.image_size, self.channels)
         rows = tf.data.Dataset.from_tensor_slices((tf.range(count), image_bytes))
-        # In a graph, only tf.data can catch errors; it drops damaged files.
+        # In a TensorFlow graph, only tf.data can catch errors. `ignore_errors` drops the rows of damaged files.
         rows = rows.map(self._row, num_parallel_calls=PARALLEL, deterministic=True).ignore_errors()
         # get_single_element fails if there is no row. Add a row, because all files may be damaged.
         last = (count[None], tf.zeros((1, *shape)), tf.fill([1], DAMAGED), tf.zeros((1, 2, 2)))
@@ -79,7 +79,7 @@ class ImageReader:
 
 
 class Server:
-    """Computes a model's signatures.
+    """Creates the signatures of a model.
 
     `names` are the names of the outputs, and `normalization` contains the arguments of the `ImageNormalization`.
     `postprocess` is None or a dict with the keys "activation", "labels" and "top". The other arguments are as in
@@ -125,7 +125,8 @@ class Server:
         images, status, seen = self._read(image_bytes)
         taps = AttentionTaps(self._model)
         outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
-        # If the patch size does not divide the image size, the patches cover only these parts of the height and width.
+        # Compute which fractions of the height and the width the patches cover. They are below 1 if the patch size does
+        # not divide the image size.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
         return self._readable_rows({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)

@@ -13,7 +13,8 @@ from keras_vit.export import parity
 from keras_vit.export.parity import STATIC, stored
 from keras_vit.layers.kernels import in_one_piece
 
-# TensorFlow Serving runs these requests on loading, so that no client waits for the first request.
+# This file in the folder of a SavedModel contains warm-up requests. TensorFlow Serving runs them while it loads the
+# model, so that no client waits for the first request.
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
@@ -57,7 +58,8 @@ def write_saved_model(model, folder, settings):
         try:
             _save(model, folder, server.signatures(settings["attention"]), asset)
         except tf.errors.OpError as error:
-            # TensorFlow raises OpError even for a full disk, and names the temporary path in the message.
+            # If the disk is full, TensorFlow raises OpError with the temporary path in its message. Raise OSError with
+            # the user's path instead.
             reason = error.message.rpartition("; ")[2]
             raise OSError(f"Cannot write '{folder.parent.parent / folder.name}': {reason}") from error
     if settings["warm_up"]:
@@ -87,7 +89,7 @@ def _write_warm_up(folder, settings):
         for name, (inputs, _) in sorted(read_signatures(folder).items()):
             ((key, (kind, shape)),) = inputs.items()
             for count in settings["warm_up"]:
-                # A single value fills the whole tensor.
+                # `make_tensor_proto` fills the shape with the single value 0.
                 zeros = (0, kind, (count, height, width, shape[-1]))
                 tensor = tf.make_tensor_proto(*([[picture] * count] if kind == "string" else zeros))
                 spec = model_pb2.ModelSpec(signature_name=name)
@@ -103,7 +105,7 @@ def describe(path):
         path: Path of the folder that contains `saved_model.pb`. Reading this file needs TensorFlow.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the folder does not contain this file.
 
     Example:
     >>> print(keras_vit.export.describe("models/vit/1"))  # doctest: +SKIP
@@ -139,8 +141,8 @@ def read_signatures(path):
     }
 
 
-# A layer's input has outliers if its largest absolute value exceeds its root mean square by more than this factor. One
-# step of int8 is then larger than a third of the root mean square.
+# A layer's input has outliers if its largest absolute value is more than this factor times its root mean square. If the
+# input were int8, neighbouring int8 values would be more than a third of the root mean square apart.
 _OUTLIER = 100
 
 
@@ -149,7 +151,7 @@ def write_litert(model, path, settings):
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
-        # LiteRT cannot loop over slices if the number of images is unknown.
+        # Long attention is computed in slices. LiteRT cannot run this loop over slices if the batch size is unknown.
         with in_one_piece():
             write_plain(model, folder, settings["names"])
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"])
@@ -170,7 +172,7 @@ def run_litert(path, batches, settings):
 
 
 def write_openvino(model, path, settings):
-    """Writes OpenVINO's .xml and .bin files; stores weights in the precision if their values do not change."""
+    """Writes OpenVINO's .xml and .bin files. Stores a weight in the precision if this does not change its values."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
@@ -228,7 +230,7 @@ def calibrate_openvino(path, batches):
 
 
 def _with_outliers(model, images):
-    """Returns the names of the matrix products of dense layers whose input has outliers. See `_OUTLIER`.
+    """Returns the names of the matrix products in dense layers that have outliers in their input (see `_OUTLIER`).
 
     Trained ViTs have such inputs in the MLPs of some blocks (arXiv 2402.17762).
     """
@@ -259,7 +261,7 @@ def _compiled(model):
 
 
 def _shrink(converted, precision):
-    """Stores constants in a precision if their values do not change.
+    """Stores each float32 constant of a model in a precision, if this does not change the constant's values.
 
     OpenVINO's own compression is not used, because it would also round epsilons.
     """

@@ -55,7 +55,7 @@ def torch_module(model: keras.Model):
 
 
 def write_torch_export(model, path, settings):
-    """Writes an exported program; stores weights in float16 or bfloat16 if their values do not change."""
+    """Writes an exported program. Stores a weight in float16 or bfloat16 if this does not change its values."""
     import torch
 
     precision = settings["precision"]
@@ -73,7 +73,7 @@ def run_torch_export(path, batches, settings):
 
 
 def write_onnx(model, path, settings):
-    """Writes an ONNX file; stores weights in float16 or bfloat16 if their values do not change."""
+    """Writes an ONNX file. Stores a weight in float16 or bfloat16 if this does not change its values."""
     import torch
 
     options = {"input_names": ["images"], "output_names": settings["names"], "verbose": False}
@@ -103,7 +103,7 @@ def _traced(model, precision):
     import torch
 
     class Program(torch.nn.Module):
-        """A model whose weights are buffers. They are stored in `precision` if their values do not change."""
+        """Runs the model with its weights as buffers, in `precision` if this does not change a weight's values."""
 
         def __init__(self):
             super().__init__()
@@ -138,7 +138,10 @@ def _traced(model, precision):
 
 
 def _shrink(model, precision):
-    """Stores constants of an ONNX model in a precision if their values do not change, with casts back to float32."""
+    """Stores each constant of an ONNX model in a precision, if this does not change the constant's values.
+
+    A Cast operation converts each of these constants back to float32 when the model runs.
+    """
     import onnx_ir as ir
 
     dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]

@@ -74,7 +74,10 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _distances_and_counts(call, layout):
-    """Returns, for each head, the sum of the queries' mean distances in pixels, and the number of these queries."""
+    """Returns, for each head, the sum of the distances of all queries, and the number of queries that have a distance.
+
+    The distance of a query is its mean attention distance in pixels. A query that attends to no patch has none.
+    """
     tops, lefts = (np.indices(layout.grid_size).reshape(2, -1).T * layout.patch_size).T.astype("float32")
     distances = np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
     scores = to_numpy(attention_weights(*call))[:, :, layout.num_prefix_tokens :, layout.num_prefix_tokens :]
@@ -128,7 +131,10 @@ def attention_rollout(
 
 
 def discard_smallest(matrices, ratio):
-    """Returns a copy of `matrices`, (batch, rows, columns). In each, the fraction `ratio` of smallest values is 0."""
+    """Returns a copy of `matrices`, (batch, rows, columns), in which the smallest values of each matrix are set to 0.
+
+    `ratio` is the fraction of values that are set to 0.
+    """
     flat = matrices.reshape(len(matrices), -1).copy()
     count = int(flat.shape[1] * ratio)
     if count:
@@ -141,9 +147,12 @@ def token_attention_maps(
 ) -> np.ndarray | list[np.ndarray]:
     """Returns how much each visual token attends to each pixel, float32, in one or several VT modules of a VT-ResNet.
 
+    A VT module (visual transformer module) summarizes a feature map in a few visual tokens.
+
     Args:
         model: A VT-ResNet of this package, or a model that contains one. Errors are as in `attention_maps`.
-        modules: Int, list of ints or None, the indices of VT modules, given as `blocks` in `attention_maps`.
+        modules: The indices of VT modules: an int, a list of ints, or None for all modules. Negative indices count from
+            the end.
         images, batch_size: As in `attention_maps`.
 
     Returns:

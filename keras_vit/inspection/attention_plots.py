@@ -17,7 +17,7 @@ from keras_vit.prediction.inputs import real_array
 
 
 def attention_overlay(images, attention) -> np.ndarray:
-    """Darkens images where attention is low; returns uint8 images, (number, height, width, 1 or 3).
+    """Darkens images where the attention is low. Returns uint8 images, (number, height, width, 1 or 3).
 
     Args:
         images: (number, height, width, channels), in [0, 255]. The first three channels are shown, or only the first
@@ -97,7 +97,8 @@ def plot_attention_rollout(
     Args:
         images: As in `attention_overlay`.
         attention: (number, rows, columns), from `attention_rollout` or `gradient_rollout`.
-        path: Path of a .png file to write, or None. An existing file is replaced. If writing fails, it is kept.
+        path: Path of a .png file to write, or None. It replaces an existing file. If writing fails, the old file is
+            kept.
         titles: A title per image, or None.
 
     Raises:

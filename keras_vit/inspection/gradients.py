@@ -33,7 +33,7 @@ def gradient_rollout(
     (2, 3, 2)
 
     Reference: [arXiv 2103.15679](https://arxiv.org/abs/2103.15679), equations 5 and 6. The paper does not cover models
-    that pool the patches. For them, the rows of the patches are averaged with the weights of the pooling.
+    that pool the patches. For these models, the rows of the patches are averaged with the weights of the pooling.
     """
     taps = AttentionTaps(model, readout)
     if mode := quantization_of_attention(taps.blocks):
@@ -81,8 +81,9 @@ def _rollout(taps, inputs, classes):
             return ops.sum(ops.cast(y, "float32") * weight)
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
-        # `change` is the gradient of the attention layer's output. From it, compute the gradient of A V, the input of
-        # the output projection. From that, compute the gradient of the attention weights A.
+        # A are the attention weights, and V are the values. `change` is the gradient of the attention layer's output.
+        # Compute from it the gradient of A V, which is the input of the output projection. Then compute the gradient of
+        # A.
         value = to_numpy(block.attention.project(block.norm_1(tokens))[2])
         of_heads = np.matmul(to_numpy(change), to_numpy(block.attention.out.kernel).T).reshape(value.shape)
         of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
@@ -93,7 +94,10 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot classes, (batch, num_classes), given a model's outputs. If `classes` is None, uses the top-1."""
+    """Returns one-hot `classes`, (batch, num_classes). If `classes` is None, uses the top-1 class of each image.
+
+    `outputs` is the list of the model's outputs.
+    """
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -133,7 +137,7 @@ def gradients(function, *values) -> list:
 def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None, batch_size: int = 8) -> np.ndarray:
     """Returns Grad-CAM, float32 (batch, rows, columns), non-negative: how much each position raises a class's output.
 
-    Each channel of a feature map is multiplied by the mean gradient of this output with respect to the channel.
+    Each channel of a feature map is multiplied by the mean gradient of the class's output with respect to the channel.
     The channels are summed, and negative sums are set to 0. Plot the result with `plot_attention_rollout` or
     `attention_overlay`.
 

@@ -51,9 +51,9 @@ def batches(model, inputs, batch_size) -> list:
 def collect(name, value, depth, parts, compute):
     """Calls `compute(batch, indices)` for each batch in `parts`, and concatenates the arrays that it returns.
 
-    `compute` returns one array per index. The indices come from `value`, the value of the argument `name`, which is an
-    index below `depth`, a list of indices, or None for all indices. Returns one array if `value` is an int, else a list
-    of one array per index.
+    `value` is an index below `depth`, a list of indices, or None for all indices. The user passed it as the argument
+    `name`. `compute` returns one array per index. The result is one array if `value` is an int, else a list with one
+    array per index.
     """
     chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
@@ -77,12 +77,12 @@ def shaped(name, value, axes):
 
 
 def class_indices(name, classes, names):
-    """Converts class names to their indices in the model's class names `names`. Integers are returned unchanged."""
+    """Converts class names to indices in `names`, the names of all classes. Integers are returned unchanged."""
     classes = np.asarray(ops.convert_to_numpy(classes) if ops.is_tensor(classes) else classes)
     if classes.dtype.kind not in "UO":
         return classes
     names = list(names or ())
     if unknown := [value for value in classes.ravel().tolist() if names.count(value) != 1]:
-        expected = "names of exactly one class" if names else "integers, because the model has no class names"
+        expected = "a name that exactly one class has" if names else "integers, because the model has no class names"
         raise arguments.invalid(name, expected, unknown[0], names)
     return np.reshape([names.index(value) for value in classes.ravel().tolist()], classes.shape)

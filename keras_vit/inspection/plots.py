@@ -49,11 +49,13 @@ def plot_predictions(
 ):
     """Plots a grid of images with true class, predicted class and its probability, and returns the figure.
 
+    If a prediction is wrong, the image has a red frame.
+
     Args:
-        images: (number, height, width, 1 or 3), in [0, 255]. Wrong predictions have a red frame.
+        images: (number, height, width, 1 or 3), in [0, 255].
         labels: The true classes, (number,), as ints or class names.
         probabilities: (number, classes), with rows that sum to 1. Logits raise a ValueError.
-        class_names: The class names in order, or the model that has them.
+        class_names: The class names in order, or a model that contains its class names.
         path: As in `plot_attention_rollout`; the same errors are raised.
 
     Example:

@@ -59,7 +59,7 @@ def write_report(
     Args:
         model: As in `attention_maps`, with images as its only input.
         images: Paths of at least one image file. The files are read with the model's evaluation transform.
-        path: Path of the .html file to write. An existing file is replaced. If writing fails, it is kept.
+        path: Path of the .html file to write. It replaces an existing file. If writing fails, the old file is kept.
         top: Int, the maximum number of classes to show.
         title: The page's title. The default contains the model's name.
         notes: Text to show before the model's summary, for example from `keras_vit.profile`.
@@ -150,7 +150,7 @@ def _model_sections(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # Keep the default `line_length`. Without a terminal, `summary` would cut longer lines.
+    # Do not pass a larger `line_length`. Without a terminal, `summary` cuts lines at 80 characters.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 

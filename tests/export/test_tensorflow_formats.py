@@ -145,7 +145,7 @@ def test_static_int8_heads_that_share_an_output_as_input(tmp_path):
 
 def test_precision_beyond_format_or_images_raises(tmp_path):
     for write, name, precision, message in (
-        (export.openvino, "vit.xml", "int8_static", "Expected `images` to calibrate with for precision='int8_static'"),
+        (export.openvino, "vit.xml", "int8_static", "Expected `images` for the calibration of precision='int8_static'"),
         (export.onnx, "vit.onnx", "int8_static", "`precision`. Expected one of"),
         (export.litert, "vit.tflite", "bfloat16", "one of 'float32', 'float16', 'int8'. Received"),
     ):

@@ -54,7 +54,7 @@ def test_target_classes_are_ints_names_or_argmax():
     np.testing.assert_allclose(gradient_rollout(model, images), of_best, atol=1e-6)
     np.testing.assert_array_equal(gradient_rollout(model, images, classes=["dog", "owl"]), both)
     np.testing.assert_array_equal(gradient_rollout(model, images[:1], classes="dog"), of_one[:1])
-    expected = "names of exactly one class. Received: 'dasy'. Did you mean 'daisy'"
+    expected = "a name that exactly one class has. Received: 'dasy'. Did you mean 'daisy'"
     refuses(expected, gradient_rollout, model, images, "dasy")
 
 
