@@ -48,7 +48,7 @@ def parse_arguments(argv=None):
 
 
 def main(argv=None):
-    """Extracts the features once, and measures the accuracy for each number of shots."""
+    """Extracts the features once, and measures the accuracy for each number of training images per class."""
     args = parse_arguments(argv)
     start = time.perf_counter()
     try:

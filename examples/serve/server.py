@@ -41,8 +41,7 @@ import waitress
 LIMITS = {"max_body": 8 * 1024 * 1024, "max_rows": 128, "max_connections": 1000, "threads": 4, "timeout": 60}
 # A request must arrive within REQUEST_TIMEOUT seconds. A stopped server answers pending requests for GRACE seconds.
 REQUEST_TIMEOUT, GRACE = 120, 10
-# A stopped server waits until a connection has been silent for this many seconds. A new connection may be about to send
-# its first request.
+# When the server is stopped, a connection may still send a request until it has been silent for this many seconds.
 QUIET = 0.3
 
 # The files of the demo page, which are in the folder of this script, and their types.

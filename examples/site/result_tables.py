@@ -271,10 +271,7 @@ def curves():
 
 
 def low_precision():
-    """Returns a table of how many training runs in low precision kept a finite loss and finite weights.
-
-    These runs have a high learning rate.
-    """
+    """Returns a table of how many runs in low precision, with a high learning rate, kept finite losses and weights."""
     groups = {}
     for run in result("low_precision")["runs"]:
         groups.setdefault((run["backend"], run["model"], run["policy"]), []).append(run)
@@ -360,7 +357,7 @@ def gpu_ratios():
 
 
 def peers():
-    """Returns a table of our speed divided by the speed of each peer, for B/16 at 224 pixels."""
+    """Returns a table of our speed divided by the speed of each other package, for B/16 at 224 pixels."""
     rows, on_gpu = {}, gpu_ratios()
     for backend, row in throughput_rows():
         if is_main_case(row):
@@ -390,10 +387,7 @@ def gpu():
 
 
 def speeds(options):
-    """Returns a table of images per second.
-
-    It contains the models with default options if `options` is "plain", and the other models if it is "options".
-    """
+    """Returns a table of images per second. `options` is "plain" for models with default options, else "options"."""
     cells = []
     for backend, row in throughput_rows():
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
@@ -452,10 +446,7 @@ def pipeline(task):
 
 
 def growth():
-    """Returns a table of the exponents by which memory grows with the number of tokens.
-
-    Each exponent is computed from the memory for the two largest image sizes.
-    """
+    """Returns a table of the exponents by which memory grows with the tokens, between the two largest image sizes."""
     own = benchmark("growth")
     cells = []
     for backend, title in BACKENDS.items():
@@ -468,10 +459,7 @@ def growth():
 
 
 def int8():
-    """Returns a table of exports of ViT-B/16 in several precisions.
-
-    Each row contains the speed relative to float32, and the fraction of images with the same top-1 class as float32.
-    """
+    """Returns a table of the speed of ViT-B/16 exports, and of how often their top-1 class is the same as in float32."""
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]
@@ -526,7 +514,7 @@ def mae_step():
 
 
 def exports():
-    """Returns the table of exports, as formatted by the script of this benchmark."""
+    """Returns the table of exports that benchmarks/export.py makes."""
     return benchmark("export").table(RESULTS)
 
 

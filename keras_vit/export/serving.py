@@ -42,7 +42,7 @@ def saved_model(
     max_input_pixels: int = 1024 * 1024,
     attention: bool = False,
 ) -> dict:
-    """Exports a model to a SavedModel for TensorFlow Serving, compares the outputs of both, and returns a report.
+    """Exports a model to a SavedModel for TensorFlow Serving, checks the outputs, and returns a report.
 
     The SavedModel has three signatures, which are the same for every backend. They take any batch size, and any image
     size if the model allows it. `serving_default` takes `images`, float32 (batch, height, width, channels), scaled as
@@ -69,8 +69,8 @@ def saved_model(
             return `probabilities`, (batch, classes), and, for the most probable classes, `classes` (int32), `scores`
             and `labels`, each (batch, top). If the model ends in a softmax or sigmoid, no activation is added.
         labels: Class names in order, or the path of a text file with one name per line. They are stored in the folder
-            `assets`. None selects the model's `class_names`. If it has none, the names are ImageNet's for 1000 classes,
-            and numbers for other models.
+            `assets`. None selects the model's `class_names`. If the model has no class names, the labels are the names
+            of ImageNet's classes for 1000 outputs, and numbers in all other cases.
         top: Int, the number of most probable classes to return. If the model has fewer classes, all are returned.
         overwrite: Bool, whether to replace an existing folder.
         warm_up: Batch sizes of warm-up requests; () means none. TensorFlow Serving runs these requests for each
@@ -119,7 +119,7 @@ def saved_model(
         size = arguments.pair("image_size", image_size)
     if None in (height, width) and size[0] * size[1] > max_input_pixels:
         received = f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels"
-        raise ValueError(f"Expected `image_size` of at most {max_input_pixels=} in all. Received: {received}")
+        raise ValueError(f"Expected `image_size` with at most {max_input_pixels=} pixels. Received: {received}")
     server = {**limits, "image_size": size, "normalization": _scaling_constants(model, normalization)}
     server["postprocess"] = None
     if postprocess is not None:

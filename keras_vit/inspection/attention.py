@@ -95,20 +95,22 @@ def attention_rollout(
     batch_size: int = 8,
     readout: str | None = None,
 ) -> np.ndarray:
-    """Returns attention rollout, float32 (batch, rows, columns): how much each patch contributes to the head's input.
+    """Returns attention rollout, float32 (batch, rows, columns), for the input of the model's classification head.
 
-    In each block, the attention matrices of the heads are fused into one matrix, the identity is added for the residual
-    branch, and each row is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The product has a
-    row for each token. If the model's head reads the class token, the row of this token is returned. If the head reads
-    the mean of the patches, the mean of the patches' rows is returned. With `pooling="map"`, this mean is weighted by
-    the attention of the pooling layer. Columns of prefix tokens are left out, so a map may sum to less than 1.
+    The rollout shows how much each patch contributes to this input. In each block, the matrices of all attention heads
+    are fused into one matrix, the identity is added for the residual branch, and each row is normalised to a sum of 1.
+    Then the matrices of all blocks are multiplied. The product has a row for each token. If the classification head
+    reads the class token, the row of this token is returned. If it reads the mean of the patches, the mean of the
+    patches' rows is returned. With `pooling="map"`, this mean is weighted by the attention of the pooling layer.
+    Columns of prefix tokens are left out, so a map may sum to less than 1.
 
     Args:
         model, images, batch_size: As in `attention_maps`; the same errors are raised.
-        head_fusion: "mean", "max" or "min", the function that fuses the heads.
-        discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix, smallest first.
-        readout: "token" if the model's head reads the first token, "gap" if it reads the mean of all patches. None
-            selects one of the two by the model's pooling layers. Set `readout` for a custom head.
+        head_fusion: "mean", "max" or "min", the function that fuses the attention heads.
+        discard_ratio: Float in [0, 1), the fraction of weights to set to 0 in each fused matrix. The smallest weights
+            are set to 0.
+        readout: "token" if the classification head reads the first token, "gap" if it reads the mean of all patches.
+            None finds the pooling in the model. Set `readout` if you replaced the pooling or the head.
 
     Example:
     >>> attention_rollout(keras_vit.ViTTi16(image_size=(48, 32)), np.zeros((1, 48, 32, 3))).shape

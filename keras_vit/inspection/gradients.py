@@ -16,9 +16,9 @@ def gradient_rollout(
     """Returns gradient-weighted attention rollout for a class, float32 (batch, rows, columns), non-negative.
 
     In each block, the attention weights are multiplied by the gradient of the class's output with respect to these
-    weights, negative products are set to 0, and the mean over the heads is a matrix B. The matrices I + B of all blocks
-    are multiplied, where I is the identity. Then I is subtracted, and the row that the head reads is returned, as in
-    `attention_rollout`. Only one block's gradients are in memory at a time.
+    weights, negative products are set to 0, and the mean over the attention heads is a matrix B. The matrices I + B of
+    all blocks are multiplied, where I is the identity. Then I is subtracted, and the row that the classification head
+    reads is returned, as in `attention_rollout`. Only one block's gradients are in memory at a time.
 
     Args:
         model: As in `attention_maps`, with one output, (batch, classes). Models with quantized attention or with
@@ -175,7 +175,10 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
 
 
 def _source(model, name):
-    """Returns the layer whose output is the feature map."""
+    """Returns the layer whose output is the feature map of `grad_cam`.
+
+    This is the layer called `name`. If `name` is None, it is the layer before the last GlobalAveragePooling2D.
+    """
     if name is not None:
         found = [layer for layer in sublayers(model, keras.Layer) if layer.name == name]
         if len(found) != 1:

@@ -116,7 +116,7 @@ def _image_sections(taps, paths, arrays, top):
             yield _predictions(classes)
         else:
             yield "<p>The model has no single classification output, so no classes are shown.</p>"
-        text = "Attention rollout: how much each patch contributes, through all blocks, to the head's input. "
+        text = "Attention rollout: how much each patch contributes to the input of the classification head. "
         text += "The picture in the middle is darker where the patches contribute less."
         yield _figure(plot_attention_rollout(array[None], attention_rollout(model, inputs)), text)
         if best is not None and quantization_of_attention(taps.blocks):
