@@ -459,7 +459,7 @@ def growth():
 
 
 def int8():
-    """Returns a table of the speed of ViT-B/16 exports, and of how often their top-1 class is the same as in float32."""
+    """Returns a table of the speed of ViT-B/16 exports, and of how often their top-1 class is the same in float32."""
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]
