@@ -36,7 +36,7 @@ def pooling(pool_type, padding, name, dtype):
     options = {"name": name, "dtype": dtype}
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
-    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
+    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else MaxPooling2D
     # Use Keras' "same" for symmetric padding too. Symmetric padding of 3 x 3 windows is handled above. If the windows
     # are 2 x 2, "same" pads only the end of an odd side, and averages exclude the padding.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
