@@ -9,7 +9,7 @@ from keras_vit.config import config_of, find_normalization
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.graph import is_graph, nodes_before, operations_before, producing_call
 
-# The names of the layers that classify the class token and the distillation token.
+# The names of the heads. If a model has both, "head" reads the class token, and "head_dist" the distillation token.
 HEADS = ("head", "head_dist")
 
 
@@ -23,7 +23,7 @@ class BackboneParts(NamedTuple):
     blocks: list  # in order
     above: list  # between the last block and the head: norm, pooling, pre_logits
     others: list  # the heads, and the layers of outer models around a nested backbone
-    models: list  # the model, and the nested models that contain the backbone
+    models: list  # from the outermost model, through nested models, to the backbone
 
 
 def find_parts(model):
@@ -97,7 +97,7 @@ def gives_features(model):
 
 
 def _last_with_weights(tensors):
-    """Returns the last operation with weights before the tensors in the graph, or None."""
+    """Walks back through the graph from `tensors`. Returns the first operation that has weights, or None."""
     for operation, _ in nodes_before(tensors):
         if getattr(operation, "weights", None):
             return _last_with_weights(operation.outputs) if is_graph(operation) else operation
@@ -111,7 +111,7 @@ def _blocks(model):
 
 
 def find_blocks(model, family=None):
-    """Returns a model's blocks in order. Raises ValueError if the model has no blocks or is not of `family`."""
+    """Returns a model's blocks in order. Raises ValueError if there are no blocks, or the family is not `family`."""
     blocks = _blocks(model) if isinstance(model, keras.Model) else []
     if not blocks or family not in (None, config_of(model).family):
         is_vit = family == "vit"
@@ -125,7 +125,7 @@ def find_blocks(model, family=None):
 
 
 def _ways_to_blocks(model):
-    """Yields a list for each model that directly contains blocks: the nested models from `model` down to this one."""
+    """Yields one list per model that directly contains blocks: all models from `model` down to the one with blocks."""
     if is_graph(model) and _blocks(model):
         yield [model]
         return
@@ -135,5 +135,5 @@ def _ways_to_blocks(model):
 
 
 def _flat(layer):
-    """Returns all layers of a nested model, at any depth, as a list; for any other layer, a list of this layer."""
+    """Returns [layer]. If the layer is a functional or sequential model, returns its layers at any depth instead."""
     return [inner for each in layer.layers for inner in _flat(each)] if is_graph(layer) else [layer]

@@ -22,7 +22,7 @@ VARIANTS: dict[str, tuple[str, str]] = {}
 def row(
     name: str, builder: Callable[Concatenate[str, P], FamilyModel], variant: str, **defaults: Any
 ) -> Callable[P, FamilyModel]:
-    """Returns the function `name` that builds one variant. `defaults` are config fields that replace the variant's."""
+    """Returns a builder of one variant, a function called `name`. `defaults` replace config fields of the variant."""
     family = next(family for family in FAMILIES.values() if family.builder == builder.__name__)
 
     def named(**kwargs):
@@ -44,7 +44,7 @@ def row(
     return named
 
 
-# ViT. MAE and DINO pre-trained the same models. The sizes and their sources are in `keras_vit.models.vit.variants`.
+# ViT. MAE and DINO use these models too. The sizes and their sources are in `keras_vit.models.vit.variants`.
 ViTTi16 = row("ViTTi16", ViT, "Ti/16")
 ViTS16 = row("ViTS16", ViT, "S/16")
 ViTS8 = row("ViTS8", ViT, "S/8")
@@ -88,8 +88,8 @@ DeiT3B16 = row("DeiT3B16", ViT, "B/16", **_DEIT_3)
 DeiT3L16 = row("DeiT3L16", ViT, "L/16", **_DEIT_3)
 DeiT3H14 = row("DeiT3H14", ViT, "H/14", **_DEIT_3)
 
-# The backbones of I-JEPA: arXiv 2301.08243, appendix A. I-JEPA does not train its position table, but its files contain
-# the table like a learned one.
+# The backbones of I-JEPA: arXiv 2301.08243, appendix A. I-JEPA does not train its position table. Its files contain the
+# table nevertheless, so these models have position_embedding="learned".
 _IJEPA = {"pooling": "gap", "num_classes": 0, **_DEIT}
 IJEPAH14 = row("IJEPAH14", ViT, "H/14", **_IJEPA)
 IJEPAH16 = row("IJEPAH16", ViT, "H/16", **{"image_size": 448, **_IJEPA})

@@ -18,7 +18,7 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 
 
 def sources():
-    """Returns {name: `Source`} for all families. If several sources are named "keras", the last one counts."""
+    """Returns {name: `Source`} for all families. Several families have a source "keras"; the dict contains the last."""
     return {source.name: source for source in _all_sources()}
 
 
@@ -61,7 +61,10 @@ def read_config(file, grid_size=None, published=None):
 
 
 def _source(file, source):
-    """Returns (`Source` of a file, prefix of its keys); the prefix is "" unless the model was saved inside a module."""
+    """Returns (`Source` of a file, prefix of its keys).
+
+    If the model was saved as a part of a larger module, the prefix is the name of this part and a dot; if not, "".
+    """
     known = sources()
     name = SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source
 

@@ -56,7 +56,7 @@ class FamilyModel(CheckedRuns, keras.Model):
         return super().from_config(config, custom_objects)
 
     def __setattr__(self, name, value):
-        # If this raised no error, Keras would track the assigned layer although the model does not use it.
+        # Raise an error, because Keras would track the assigned layer although the model does not use it.
         own = getattr(type(self), name, None)
         if isinstance(own, property) and own.fset is None:
             raise AttributeError(
@@ -86,7 +86,7 @@ class FamilyModel(CheckedRuns, keras.Model):
         forward.follow_jit_compile(self, jit_compile)
 
     def compile_from_config(self, config):
-        """Compiles a loaded model with its saved settings. Keras skips this for classes that override `compile`."""
+        """Compiles a loaded model with its saved settings. Keras ignores them if a class overrides `compile`."""
         # Do not check the loss, because files of earlier versions may contain any loss.
         self._configure(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
@@ -143,7 +143,7 @@ _TRANSLATIONS = {
     "global_pool": "pooling=",
     "init_values": "layer_scale_init=",
     "layer_norm_eps": "layer_norm_epsilon=",
-    "pooling": "num_classes=0 for features, which this model always averages",
+    "pooling": "num_classes=0 for a model that outputs features, which are always averaged",
     "variant": 'a builder of all variants, as in keras_vit.ViT("B/16")',
     "weights": "keras_vit.from_pretrained(path)",
     "multi_label": 'task="multi_label" instead of True',
@@ -208,7 +208,9 @@ class Family:
             return FamilyModel(inputs, self.connect(images, config, **options), name=name)
 
     def split(self, given, function=None):
-        """Splits arguments into (config fields, options of `make`); omits None, except for fields that may be None.
+        """Splits arguments into (config fields, options of `make`).
+
+        Arguments that are None are omitted, except for fields of the family's own config class that may be None.
 
         Raises:
             ValueError: If a name is neither a field nor an option. The error names `function`, which the user called.
@@ -253,7 +255,7 @@ def usual_arguments(
     name: str | None = None,
     **fields: Any,
 ) -> FamilyModel:
-    """Declares the arguments that builders share, for editors and `help`. It is never called."""
+    """Declares the arguments that builders share, for editors and `help`. Nothing calls this function."""
     raise NotImplementedError
 
 
@@ -279,8 +281,8 @@ def build(family, variant, given, defaults=None, function=None):
     Args:
         family: A `Family`.
         variant: The variant, as in `family.config.from_variant`.
-        given: Dict of the arguments. The key "fields" may contain a dict of more arguments. None stands for the
-            default.
+        given: Dict of the arguments. The key "fields" may contain a dict of more arguments. None stands
+            for an argument's default.
         defaults: Dict of the config fields in which a builder such as `DeiTB16` differs from its variant.
         function: Name of the function that the user called, for errors.
     """
@@ -308,7 +310,7 @@ def build(family, variant, given, defaults=None, function=None):
 
 
 def completed(config, preprocessing, class_names):
-    """Returns a copy of the config with checked class names and preprocessing; preprocessing=None changes nothing."""
+    """Returns a copy of the config with `class_names` and, unless it is None, `preprocessing`; checks both values."""
     changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
     if preprocessing is not None:
         changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
@@ -316,7 +318,7 @@ def completed(config, preprocessing, class_names):
 
 
 def changed(preprocessing, value):
-    """Returns `value`; if it is a dict, returns a copy of `preprocessing` with these fields changed."""
+    """Returns `value`. If `value` is a dict, returns a copy of `preprocessing` with the fields in the dict changed."""
     if not isinstance(value, Mapping):
         return value
     # This call raises an error if a name is unknown or a value is invalid.
@@ -347,7 +349,7 @@ def dense_head(x, config, head_init, name="head"):
 
 
 def cut_from(model, inputs, outputs, **kwargs):
-    """Returns a new model from `inputs` to `outputs`, tensors of `model`; a `FamilyModel` if `model` is one."""
+    """Returns a new model from `inputs` to `outputs`, tensors of `model`. It is a `FamilyModel` if `model` is one."""
     kind = FamilyModel if isinstance(model, FamilyModel) else keras.Model
     return kind(inputs, outputs, **kwargs)
 

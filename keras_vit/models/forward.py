@@ -61,7 +61,8 @@ def _compiled(function):
 
     # PyTorch compiles at most eight models of a class if `isolate_recompiles` is not set.
     isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    # With symbolic shapes, PyTorch cannot compile the gradient of EfficientNet's padded convolutions.
+    # Use static shapes, because PyTorch cannot compile the gradient of EfficientNet's padded convolutions with symbolic
+    # shapes.
     options = {"dynamic": False, **({"isolate_recompiles": True} if isolated else {})}
     compiled = torch.compile(function, **options)
 
@@ -75,7 +76,7 @@ def _compiled(function):
 
 
 def _forward_passes(model):
-    """Yields (object, method name) for each forward pass with layers of this package, in the model or nested models."""
+    """Yields (object, method name) for each method of a model or its nested models that runs layers of keras_vit."""
     if hasattr(model, "forward_passes"):
         for part in model.forward_passes():
             yield from [part] if isinstance(part, tuple) else _forward_passes(part)

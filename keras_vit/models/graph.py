@@ -7,7 +7,7 @@ from keras_vit.layers import MLP, TokenPooling, TransformerBlock
 
 def producing_call(tensor):
     """Returns the call that made a symbolic tensor: (operation, index of the call, input tensors, output index)."""
-    # Keras has no public attribute for this, because `layer.input` is the input of only the layer's first call.
+    # Use private attributes, because the public `layer.input` is the input of only the layer's first call.
     operation, node_index, tensor_index = tensor._keras_history
     return operation, node_index, list(operation._inbound_nodes[node_index].input_tensors), tensor_index
 
@@ -35,11 +35,13 @@ def operations_before(model, layer):
 
 
 def reading_leading_tokens(model):
-    """Returns a model of the same layers whose last transformer block computes only the tokens that later layers read.
+    """Returns a model with the same layers, in which the last transformer block computes fewer tokens.
 
-    Returns None if later layers read all tokens, or if the block has another MLP than `MLP` or an activity regularizer.
+    The block computes only the first tokens, up to the last one that later layers read. Returns None if later layers
+    read all tokens, or if the block has an activity regularizer or an MLP of another class than `MLP`.
     """
-    # Use a plain `keras.Model`. `clone_model` keeps the class of the model, and `FamilyModel` would call this function.
+    # Use a plain `keras.Model`. `clone_model` keeps the class of a model, and a `FamilyModel` would call this function
+    # again.
     model = keras.Model(model.input, model.output)
     blocks = [layer for layer in model.layers if type(layer) is TransformerBlock]
     poolings = [layer for layer in model.layers if type(layer) is TokenPooling and layer.method == "token"]
@@ -66,7 +68,7 @@ def reading_leading_tokens(model):
 
 
 def replay(model, inputs, call):
-    """Runs a model's graph on `inputs`, calls `call(operation, *args, **kwargs)` per step, and returns the outputs."""
+    """Runs a model's graph on `inputs` and returns the outputs. Each step is `call(operation, *args, **kwargs)`."""
     end, outputs = keras.layers.Identity(name="end_of_replay"), []
     # `clone_model` needs symbolic outputs, but `call` may return other values. So the last step, `end`, stores these
     # values in `outputs` and returns a symbolic tensor for each.
@@ -98,9 +100,10 @@ def _flat(operations):
 
 
 def activation_behind(tensor, known=("softmax", "sigmoid")):
-    """Returns the name of a tensor's activation if it is in `known`, else None; skips averages and identities.
+    """Returns the name of the activation that computes a tensor; None if the name is not in `known`.
 
-    "linear" in `known` stands for a dense layer without activation.
+    Averages and identities between the activation and the tensor are skipped. "linear" in `known` stands for a dense
+    layer without activation.
     """
     operation, _, inputs, tensor_index = producing_call(tensor)
     while isinstance(operation, keras.Model):

@@ -40,19 +40,19 @@ def load_weights(
     """Loads a checkpoint from any supported code base into a model of this package.
 
     If a weight of the file or of the model would be left over, nothing is loaded. Position embeddings are resized as in
-    the code that wrote the file, and the patch-embedding kernel by FlexiViT's pseudo-inverse resize. If the numbers of
-    image channels differ, the kernel's channels are summed for 1 channel, or tiled and rescaled for more. If only the
-    file has position embeddings for the tokens before the patches, they are added to these tokens. If only the model
-    has such embeddings, they are set to zero. If the numbers of classes differ, the head is set to zero, and a
-    pre_logits layer that only the file has is left out.
+    the code that wrote the file. The kernel of the patch embedding is resized by FlexiViT's pseudo-inverse resize. If
+    the numbers of image channels differ, the kernel's channels are summed for a model of 1 channel, and tiled and
+    rescaled for a model of several. If only the file has position embeddings for the tokens before the patches, these
+    embeddings are added to the tokens. If only the model has such embeddings, they are set to zero. If the numbers of
+    classes differ, the head is set to zero, and a pre_logits layer that only the file has is left out.
 
     Args:
         model: A model of any family of this package except VT-ResNet.
         path: Path of a file or folder, or name of a model on a hub. The file is an .npz of the official code, of
             big_vision or of BiT; a .safetensors or .pth state dict; a .weights.h5 or .keras file of Keras; or the .h5
             of an EfficientNet from keras.applications. Code in a .pth file is not run. The folder is from timm, from
-            Hugging Face or from a training run. A TensorFlow 1 checkpoint, which needs TensorFlow, is given by its
-            folder or its .index file. The name is `hf://owner/name[@revision][/file or folder]` or
+            Hugging Face or from a training run. For a TensorFlow 1 checkpoint, which needs TensorFlow, pass its
+            folder or its .index file. A name on a hub is `hf://owner/name[@revision][/file or folder]` or
             `kaggle://owner/model/framework/variation[/version][/file]`. The revision is a branch, tag or commit. The
             files of a hub are downloaded once.
         source: The code base that wrote the file: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet",
@@ -67,7 +67,7 @@ def load_weights(
             "key_bias", "resnet_epsilons", "pool_padding", "padding", "batch_norm_epsilon", "preprocessing",
             "classifier_activation" or "token_merging". The last three are compared only if the file contains them.
         grid_size: (rows, columns) of the file's position embeddings, if their grid is not square and the file does not
-            contain it.
+            contain the grid.
         position_interpolation: The resizing method for position embeddings: "linear" (official code, big_vision),
             "bicubic" (DeiT, Hugging Face), "bicubic_antialias" (timm) or "bicubic_offset" (DINO). The position tables
             of CoAtNet need "bilinear" (its paper) or "geometric" (timm). None: as in the source's code.
@@ -79,7 +79,7 @@ def load_weights(
         A `LoadReport`, which prints what was loaded, resized, adapted and skipped.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
         ValueError: If the file is damaged, has an unknown source, contains NaN or was trained with other settings, or
             if the model's preprocessing is folded. The error is a `WeightsMismatchError` if the file's weights do not
             fit the model. The model stays unchanged.
@@ -101,7 +101,7 @@ def load_weights(
 
 
 def open_file(path, sha256=None):
-    """Opens a path, or a model name on a hub, as a `WeightsFile`. Raises if the file does not have the `sha256`."""
+    """Opens a path, or a model name on a hub, as a `WeightsFile`. Raises if the file's SHA-256 is not `sha256`."""
     path = os.fsdecode(hub.local_path(arguments.path("path", path)))
     if (saved := saved_file(path)) is not None:
         if sha256 is not None:
@@ -110,7 +110,7 @@ def open_file(path, sha256=None):
     file = open_checkpoint(path)
     if sha256 is not None:
         check_sha256(file.path, sha256)
-        # The SHA-256 of an index file does not cover the files that the index names, so they are not verified yet.
+        # The SHA-256 of an index file does not cover the files that the index names, so these are not verified yet.
         file.verified |= not isinstance(file, ShardedFile)
     return file
 
@@ -143,7 +143,7 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
     if found.get("key_bias") is False:
-        # If the file has no biases of the keys, the model's are set to zero, which gives the same outputs.
+        # If the file has no biases of the keys, the model's key biases are set to zero. The outputs are the same.
         exempt.add("key_bias")
     _check_settings(model, file, found, here, exempt)
     return plan.load(whole)
@@ -170,7 +170,7 @@ def _check_settings(model, file, found, here, exempt):
 
 
 def _differing_parts(there, own, found, here):
-    """Returns the fields in which the preprocessing of a file (`there`) and a model (`own`) differ, as two dicts.
+    """Returns the fields in which the preprocessing of a file (`there`) and of a model (`own`) differ, as two dicts.
 
     Only fields that the file contains are compared, and crop fields only if the image sizes are equal.
     """

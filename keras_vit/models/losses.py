@@ -25,7 +25,7 @@ class Loss(NamedTuple):
     kind: str  # one of the values of `_KINDS`
     from_logits: bool  # False if the loss expects probabilities
     ignored: int | None = None  # the label to ignore
-    keras_class: str | None = None  # the class in `keras.losses`
+    keras_class: str | None = None  # the name of the matching class in `keras.losses`, for errors
 
 
 def names_of_loss(loss):
@@ -37,7 +37,7 @@ def names_of_loss(loss):
 def recognised_loss(loss):
     """Returns a `Loss` for the argument `loss` of `compile`; None if it is not a classification loss of Keras."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
-    # A user's function may have the same name as a loss of Keras but expect other arguments, so nothing is known of it.
+    # A user's function may have the same name as a loss of Keras but expect other arguments, so do not recognise it.
     if hasattr(loss, "__name__") and not loss.__module__.startswith("keras."):
         return None
     # Subclasses of Keras' losses expect the same labels.
@@ -50,7 +50,7 @@ def recognised_loss(loss):
 
 
 def loss_mismatch(loss, probable):
-    """Returns the error for a `Loss` that expects logits and a model that outputs probabilities, or for the reverse.
+    """Returns the error message for a `Loss` that expects logits if the model outputs probabilities, or the reverse.
 
     `probable` is True if the model outputs probabilities.
     """
@@ -72,7 +72,7 @@ def check_loss(model, args, kwargs):
     outputs = getattr(model, "outputs", None) or []
     if isinstance(losses, dict):
         named = dict(zip(model.output_names, outputs, strict=True)) if outputs else {}
-        # If the model returns a dict, the names of the outputs are its keys.
+        # If the model returns a dict, the keys of the dict name the outputs.
         named |= model.output if outputs and isinstance(model.output, dict) else {}
         pairs = [(named[name], loss) for name, loss in losses.items() if name in named]
     elif isinstance(losses, (list, tuple)):

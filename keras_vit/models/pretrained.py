@@ -38,13 +38,13 @@ def from_pretrained(
 
     The sizes follow from the shapes of the weights, and the settings and preprocessing from the file. If the path is a
     .keras file or the folder of a training run, the saved model is returned. If you also pass arguments, such as
-    another `image_size`, a new model is built from the saved one. All its weights are trainable, and it has the `dtype`
-    and dropout rates that you pass, not the saved ones.
+    another `image_size`, a new model is built from the saved one. All weights of the new model are trainable. The
+    `dtype` and dropout rates are the ones that you pass, not the saved ones.
 
     Settings that change the outputs are never guessed. Pass the settings that the file and its source do not determine.
     The settings of a timm folder follow from the architecture and `model_args` in its config.json; unsupported settings
-    are refused. The logger "keras_vit" reports what was loaded. The report is a warning if the model differs from the
-    file.
+    are refused. The logger "keras_vit" reports what was loaded. If the model differs from the file, the report is
+    logged as a warning.
 
     A model without a head outputs the pooled features of the original code: `pooler_output` of transformers,
     `image_embeds` of CLIP with a projection, the normalized class token if there is no pooler (MAE, DeiT), or the mean
@@ -55,22 +55,23 @@ def from_pretrained(
             "ViTB16.imagenet21k" (see `list_weights`), which is downloaded once.
         image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: as in the file. If
             the file does not contain the size, it is 224 or, for an EfficientNet, the usual size of its variant.
-        num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, without the
-            file's pre_logits.
+        num_classes: Int, 0 for no head. None: as in the file. A different number gives a new head of zeros, and the
+            file's pre_logits layer is left out.
         architecture: Name of timm's architecture, such as "vit_small_patch16_224", for a timm state dict without its
-            config.json. The settings are timm's for this architecture. If most of timm's weights for the architecture
-            share a preprocessing, the model has this preprocessing. If they do not, pass `preprocessing`.
+            config.json. The model gets the settings that timm uses for this architecture. If most of
+            timm's weights for the architecture share a preprocessing, the model has this preprocessing. If not, pass
+            `preprocessing`.
         source, skip, grid_size, position_interpolation, sha256: As in `load_weights`. The model's config stores
             `position_interpolation`, which also applies when the model's image size is changed later.
-        **kwargs: Other arguments of the family's builder, such as `ViT`, which override the file. None stands for the
-            file's value, except for fields that may be None, such as `representation_size`.
+        **kwargs: Other arguments of the builder of the model's family, such as `ViT`. They override the file.
+            None stands for the file's value, except for fields that may be None, such as `representation_size`.
 
     Raises:
         FileNotFoundError: If the file does not exist.
         ValueError: If the file is damaged, its source is unknown, or a setting is missing. The error names the missing
             settings.
         ImportError: If PyTorch, or the client of a hub, is needed but not installed.
-        OSError: If a download fails: PermissionError without access, else ConnectionError.
+        OSError: If a download fails, for example PermissionError if access is denied, or ConnectionError.
 
     Example:
 
@@ -106,7 +107,8 @@ def from_pretrained(
 def load_variant(family, variant, weights, given, options, defaults, function=None):
     """Builds a variant and loads weights into it.
 
-    The sizes are the variant's. The other settings are from `given`, else from the file, else from `defaults`.
+    The sizes are the variant's. Every other setting is from the first of these that contains it: `given`, the file,
+    `defaults`.
     """
     architecture = function or (architecture_name(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
@@ -118,8 +120,8 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     found.forget("variant")
     settings = {} if "image_size" in found.unknown else {"image_size": usual.image_size}
     if file.source.name == "keras":
-        # Keras' own files contain no settings. A file fits only if a model of this variant wrote it, so use the
-        # variant's settings.
+        # The .weights.h5 files of Keras contain no settings. Such a file fits only if a model of this variant wrote it,
+        # so use the variant's settings.
         settings = vars(usual)
     sizes = {name: getattr(usual, name) for name in family.config.variant_sizes(variant)}
     config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
@@ -127,7 +129,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
 
 
 def _defaults(family, file, found, variant):
-    """Returns the config fields of a variant, or {} for None; raises ValueError if the arrays determine the fields."""
+    """Returns a variant's config fields; {} if it is None. Raises ValueError if the arrays determine its fields."""
     if variant is None:
         return {}
     if "variant" not in found.unknown:
@@ -169,7 +171,7 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
         chosen["position_interpolation"] = interpolation
     part = given.get("preprocessing")
     if isinstance(part, Mapping) and "preprocessing" in found.unknown and not part.keys() >= _CONSTANTS:
-        # The user gave only a part of the preprocessing, so it stays unknown, and `resolve` raises an error.
+        # The user gave only a part of the preprocessing. Leave the preprocessing unknown, so `resolve` raises an error.
         del chosen["preprocessing"]
     fields = found.resolve(chosen)
     fields.update(_tables(family, found, fields, chosen))

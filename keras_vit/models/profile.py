@@ -27,11 +27,11 @@ class LayerCosts:
     name: str
     kind: str
     output_shape: tuple
-    # The number is 0 if an earlier row has the same weights, and None for a step inside a layer.
+    # `parameters` is 0 if an earlier row has the same weights, and None for a step inside a layer.
     parameters: int | None
     multiply_adds: int | None
     activation_bytes: int
-    # One `LayerCosts` for each step inside the layer, if there are several.
+    # `steps` contains a `LayerCosts` for each step inside the layer. It is empty if the layer has only one step.
     steps: tuple = ()
 
 
@@ -50,12 +50,12 @@ class Profile:
 
     @property
     def multiply_adds(self):
-        """The multiply-adds of one inference, excluding layers in `not_counted`; half the FLOPs."""
+        """The multiply-adds of one inference, without the layers in `not_counted`. A multiply-add is two FLOPs."""
         return sum(row.multiply_adds or 0 for row in self.rows)
 
     @property
     def activation_bytes(self):
-        """The bytes of the outputs of all layers and steps. Training keeps about as many for the backward pass."""
+        """The bytes of the outputs of all layers and steps. Training keeps about this number for the backward pass."""
         return sum(row.activation_bytes for row in self.rows)
 
     @property
@@ -64,7 +64,7 @@ class Profile:
         return [row.name for row in self.rows if row.multiply_adds is None]
 
     def table(self, steps=False):
-        """Returns the costs as a table, also for the steps of each layer if `steps` is True."""
+        """Returns the costs as a table. If `steps` is True, the table also has a row for each step of a layer."""
         lines = []
         for row in self.rows:
             lines.append(_cells(row))
@@ -85,17 +85,17 @@ class Profile:
 def profile(model, image_size=None):
     """Counts a model's parameters, multiply-adds and activation memory for one image at inference, by layer.
 
-    The counts follow from the layer shapes; nothing is computed. They include all tokens, although a ViT may compute
-    fewer tokens in its last block. Multiply-adds cover matrix products and convolutions, except work done once per
-    batch, such as resizing position embeddings or merging LoRA matrices. Multiply-adds are known for this package's
+    The counts follow from the layer shapes; the model is not run. The counts include all tokens, although a ViT may
+    compute fewer tokens in its last block. Multiply-adds cover matrix products and convolutions, except work done once
+    per batch, such as resizing position embeddings or merging LoRA matrices. Multiply-adds are known for this package's
     layers and for Keras' Dense, Conv, DepthwiseConv, norms, activations, pooling, reshapes and augmentation. Activation
-    memory covers the outputs of all layers and of the steps inside blocks, within 15% of what PyTorch keeps for
-    training on one image. It includes the attention weights, which fused kernels do not keep.
+    memory covers the outputs of all layers and of the steps inside blocks. It differs by at most 15% from the memory
+    that PyTorch keeps for training on one image. It includes the attention weights, which fused kernels do not keep.
 
     Args:
-        model: A functional or Sequential `keras.Model`, from any package; models inside it are counted too.
+        model: A functional or Sequential `keras.Model`, from any package. Nested models are counted too.
         image_size: Int or (height, width), in pixels, the size of all inputs of rank 4. It may differ from the model's
-            own size. None: the model's own size. A model of any size needs this argument.
+            own size. None: the model's own size. A model for images of any size needs this argument.
 
     Returns:
         A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and
@@ -115,7 +115,7 @@ def profile(model, image_size=None):
         raise arguments.invalid("model", "a functional model, or a Sequential one with known input", model)
     image_size = arguments.optional(arguments.pair, "image_size", image_size)
     if image_size is not None and all(len(x.shape) != 4 for x in model.inputs):
-        expected = "None for a model without images, (batch, height, width, channels), among its inputs"
+        expected = "None for a model without images, because no input has rank 4 (batch, height, width, channels)"
         raise arguments.invalid("image_size", expected, image_size)
     inputs = []
     for x in model.inputs:
@@ -125,7 +125,7 @@ def profile(model, image_size=None):
         if None in shape:
             raise ValueError(
                 "Invalid value received for argument `image_size`. Expected the size of the images, since the model "
-                f"takes any: its input {x.name!r} has shape {x.shape}. Received: {image_size}"
+                f"takes images of any size. Its input {x.name!r} has shape {x.shape}. Received: {image_size}"
             )
         inputs.append(keras.KerasTensor((1, *shape), dtype=x.dtype))
     counter = _Counter(image_size)
@@ -151,7 +151,7 @@ def paper_table(image_size=224):
     """
     rows = []
     for variant, millions in PAPER.items():
-        # Only one block is built, and its costs are multiplied, because H/14 takes 2.5 GB.
+        # Build only one block and multiply its costs, because a whole H/14 would take 2.5 GB of memory.
         size, _, _ = decode_variant(variant)
         costs = profile(ViT(variant, image_size=image_size, num_layers=1))
         (block,) = (row for row in costs.rows if row.kind == "TransformerBlock")
@@ -186,15 +186,15 @@ class _Counter:
         if is_graph(operation):
             return self.walk(operation, args[0] if args else kwargs["inputs"], f"{name}/")
         if isinstance(operation, keras.layers.Dense):
-            # Keras does not check the width of the input in shape inference. Compare it with the input spec, because a
-            # quantized kernel may be packed and then has another shape.
+            # Keras does not check the width of the input in shape inference. Compare the width with the input spec, not
+            # with the kernel, because a packed kernel of a quantized layer has another shape.
             wants = (getattr(operation.input_spec, "axes", None) or {}).get(-1)
             width = keras.tree.flatten((args, kwargs))[0].shape[-1]
             if wants not in (None, width):
                 raise ValueError(
-                    f"Invalid value received for argument `image_size`. Expected a size whose images give {name!r} "
-                    f"{wants} features, for which it has weights. Received: {self.image_size}, with which {name!r} "
-                    f"gets {width}"
+                    f"Invalid value received for argument `image_size`. Expected a size for which the layer {name!r} "
+                    f"receives {wants} features, as many as its weights have. Received: {self.image_size}, for which "
+                    f"the layer receives {width}"
                 )
         # PatchDropout keeps all patches at inference, but its output spec has an unknown number of tokens.
         dropout = isinstance(operation, PatchDropout)
@@ -203,8 +203,8 @@ class _Counter:
         shape = tuple(first.shape[1:])
         if None in shape:
             raise ValueError(
-                "Invalid value received for argument `model`. Expected layers whose output shape follows from that of "
-                f"their input. Received: {name!r}, a {kind}, which gives {first.shape}"
+                "Invalid value received for argument `model`. Expected layers whose output shape follows from the "
+                f"input shape. Received: {name!r}, a {kind}, which gives {first.shape}"
             )
         found = costs.operation_steps(operation, args, kwargs, first)
         width = np.dtype(getattr(operation, "compute_dtype", first.dtype)).itemsize

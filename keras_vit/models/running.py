@@ -10,7 +10,7 @@ class CheckedRuns:
 
     # Keras saves attributes and properties that are models, so this is a method.
     def checked_model(self):
-        """Returns the model that receives the images. The images must have its input shape."""
+        """Returns the model that receives the images. Each image must have this model's input shape."""
         return self
 
     def fit(self, x=None, *args, **kwargs):
@@ -40,7 +40,8 @@ class CheckedRuns:
         try:
             return function(x, *args, **kwargs)
         except BaseException:
-            # While Keras runs on JAX, it takes the values out of the variables, and an error would leave them empty.
+            # While Keras runs on JAX, the variables are empty, because Keras takes out their values. After an error,
+            # put the values back.
             self.jax_state_sync()
             for variable, value in kept:
                 if _is_empty(variable) and not value.is_deleted():

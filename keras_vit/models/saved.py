@@ -25,7 +25,7 @@ _DAMAGE = (zipfile.BadZipFile, ArithmeticError, AttributeError, LookupError, Rec
 
 
 def saved_file(path):
-    """Returns the path of a .keras file, given this path or the folder of a training run; None for any other path."""
+    """Returns `path` if it is a .keras file, the .keras file in `path` if it is a training run's folder, or None."""
     if os.path.isfile(os.path.join(path, MODEL)):
         return os.path.join(path, MODEL)
     if os.path.isfile(os.path.join(path, STARTED)):
@@ -83,7 +83,7 @@ class SavedSource(Source):
 
 
 class SavedModel(WeightsFile):
-    """A .keras file. Keras loads the whole model, and the arrays are the weights of this `model`."""
+    """A .keras file. Keras loads the whole model as the attribute `model`. The arrays are the weights of this model."""
 
     container = "keras"
 
@@ -92,7 +92,7 @@ class SavedModel(WeightsFile):
         self.model, self.verified = _load(checked(path)), True
 
     def identified(self):
-        """Returns (`SavedSource`, key prefix ""); raises ValueError if this is not a whole model of this package."""
+        """Returns (`SavedSource`, key prefix ""). Raises ValueError if the file has no complete keras_vit model."""
         model, expected = self.model, f"Expected {self.path!r} to contain a whole model of a builder of this package."
         if not isinstance(model, FamilyModel):
             raise ValueError(

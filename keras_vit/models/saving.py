@@ -44,12 +44,12 @@ def save_weights(
             the same outputs: ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
         allow: Names of settings in which the model may differ from the code that reads the format: "activation",
             "layer_norm_epsilon", "resnet_epsilons", "pool_padding". If you load such a state dict in timm, pass the
-            setting to timm, for example `act_layer="gelu_tanh"`. A timm folder determines the activation and epsilon.
+            setting to timm, for example `act_layer="gelu_tanh"`. A timm folder contains the activation and epsilon.
 
     Raises:
-        ValueError: If the format is unknown or cannot hold the model's weights, or if the code that reads the format
-            would compute other outputs.
-        OSError: If an upload fails: PermissionError without access, else ConnectionError.
+        ValueError: If the format is unknown or cannot hold the model's weights, or if the library that reads the format
+            would compute other outputs than the model.
+        OSError: If an upload fails, for example PermissionError if access is denied, or ConnectionError.
 
     Example:
 
@@ -118,8 +118,8 @@ def _num_prefix_positions(format, counts, here, grid):
         # timm has positions for all prefix tokens or none (`no_embed_class`); distilled models have all.
         return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
     if format == "big_vision":
-        # big_vision's models have no such position. If its `load` finds one before a square grid, it adds the position
-        # to the class token.
+        # big_vision's models have no positions for prefix tokens. If big_vision's `load` finds one position before a
+        # square grid of positions, it adds this position to the class token.
         return here if grid[0] == grid[1] and sum(counts.values()) == 1 else 0
     return sum(count for name, count in counts.items() if format != "huggingface" or name in PREFIX_TOKENS)
 
@@ -150,7 +150,7 @@ def _refusal(format, model, what, hint=""):
 
 
 def _check(model, format, source, fields, variables, allow, settings_are_stored):
-    """Raises ValueError if the code that reads the format would compute other outputs than the model."""
+    """Raises ValueError if the library that reads the format would compute other outputs than the model."""
     # Only older versions of timm have pre_logits, so the format cannot store these weights.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
@@ -179,7 +179,7 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
             continue
         raise ValueError(
             f"Code that reads the format {format!r} computes with {name}={there!r}, and model {model.name!r} was built "
-            f"with {name}={here!r}. Nothing was written. To write it nevertheless, pass allow=({name!r},) "
+            f"with {name}={here!r}. Nothing was written. To write the weights nevertheless, pass allow=({name!r},) "
             f"(--allow {name})."
         )
 
@@ -191,14 +191,15 @@ def _unwritten(model, format, source, fields):
     config, pooling = config_of(model), fields.get("pooling")
     merged, activation = getattr(config, "token_merging", 0), fields["classifier_activation"]
     if format in ("timm", "huggingface") and merged:
-        yield f"token_merging={merged!r}. Pass token_merging=0 to its builder for the same weights"
+        yield f"token_merging={merged!r}. For the same weights without merging, build the model with token_merging=0"
     if format in ("timm", "huggingface") and activation != "linear":
-        yield f"classifier_activation={activation!r}. Build it without, and use its logits"
+        yield f"classifier_activation={activation!r}. Build the model without this activation"
     if source in ("timm", "timm_bit", "huggingface_bit") and len(fields.get("stages") or ()) > 4:
         yield "a ResNet of more than four stages, whose last stage would be dilated"
     if config.family != "vit":
         return
-    # `timm_folder` and `transformers_folder` refuse settings that timm and transformers do not have.
+    # Check these settings only for the official formats. `timm_folder` and `transformers_folder` check the settings for
+    # timm and transformers.
     usual = {"rotary_embedding": None, "patch_bias": True, "qkv_bias": True, "gated_mlp": False}
     for name, value in usual.items() if source in ("official", "big_vision") else ():
         if fields[name] != value:

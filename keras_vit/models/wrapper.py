@@ -10,7 +10,7 @@ class TrainingWrapper(CheckedRuns, keras.Model):
     `save` and `export` write only the `plain_model`. `save_weights` writes all weights of the wrapper.
     """
 
-    # Subclasses that compute another loss than the compiled one set this to True.
+    # A subclass sets this to True if it computes another loss than the one passed to `compile`.
     has_own_loss = False
 
     @property

@@ -26,9 +26,9 @@ def list_weights(architecture: str | None = None) -> list[PublishedCheckpoint]:
         architecture: Name of a builder, such as "ViTB16", to list only its checkpoints; None lists all.
 
     Returns:
-        A list of named tuples: `name`, `architecture`, `tag`, `url`, `source`, `sha256_prefix`, `resolution`
-        (pixels), `num_classes` (0 without a classifier), `accuracy` (ImageNet top-1 in percent, or None), `license` and
-        `filename`; and the property `preprocessing`, a `keras_vit.Preprocessing`.
+        A list of named tuples with the fields `name`, `architecture`, `tag`, `url`, `source`, `sha256_prefix`,
+        `resolution` (pixels), `num_classes` (0 without a classifier), `accuracy` (ImageNet top-1 in percent, or None),
+        `license` and `filename`. The property `preprocessing` of a tuple is a `keras_vit.Preprocessing`.
 
     Raises:
         ValueError: If no checkpoint of that architecture is known.
@@ -121,7 +121,7 @@ def fetch(row):
 
 
 def _check(row, path):
-    """Raises ValueError if a file is incomplete, or is not of the model that the `PublishedCheckpoint` `row` names."""
+    """Raises ValueError if a file is incomplete, or contains another model than the `PublishedCheckpoint` `row`."""
     family, file = identify(open_file(path), row.source)
     fields = fields_of_file(file, read_config(file))
     if (family.config.variant_from_fields(fields), fields["num_classes"]) != (
@@ -140,7 +140,7 @@ def _parameters(row):
     if family != "vit" or "+" in variant:
         return None
     (width, num_layers, mlp_dim, _, gated), patch, _ = decode_variant(variant)
-    # The parameters of queries, keys, values and output, of the MLP, and of two norms.
+    # The parameters of the four attention layers (queries, keys, values and output), the MLP, and the two norms.
     block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
     embedding = (3 * patch**2 + 1 + 1 + (row.resolution // patch) ** 2 + 1) * width
     return num_layers * block + embedding + 2 * width + (width + 1) * row.num_classes
