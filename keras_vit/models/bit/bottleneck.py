@@ -32,10 +32,11 @@ class Bottleneck(Layer):
 
     Args:
         width: Int, a multiple of 32, the number of channels inside the unit.
-        strides: Int, the reduction of height and width.
-        pre_activation: Bool. False, as in hybrids: a norm after each convolution, also after the projection, and a ReLU
-            after the sum. True, as in BiT: a norm and a ReLU before each convolution. The projection then reads the
-            output of the first norm and ReLU. The two kinds also differ in the padding and epsilon of the convolutions.
+        strides: Int, the factor by which the height and width shrink.
+        pre_activation: Bool. If False, as in hybrids, a norm follows each convolution and the projection, and a ReLU
+            follows the first two norms and the sum. If True, as in BiT, a norm and a ReLU precede each convolution, and
+            the projection reads the output of the first norm and ReLU. The two kinds also differ in the padding and
+            epsilon of the convolutions.
         epsilons: "official", or "timm" for the epsilons of timm and transformers.
 
     Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.

@@ -9,7 +9,7 @@ from keras_vit.config import ModelConfig, checked, stage_sizes
 
 # The code bases whose epsilons a ResNet may use in its standardized convolutions and norms.
 RESNET_EPSILONS = ("official", "timm")
-# The largest width factor. All models are far below it, so a file that exceeds it is damaged.
+# The largest width factor. No published model is near it, so a file with a larger factor is damaged.
 MAX_WIDTH_FACTOR = 64
 # The width of a standard ResNet's first convolution.
 ROOT_WIDTH = 64
@@ -23,7 +23,7 @@ def half_multiple(name, value):
     """Returns `value` as a float; raises if it is not a positive multiple of 0.5, or is above `MAX_WIDTH_FACTOR`."""
     if arguments.positive_number(name, value) * 2 % 1 or value > MAX_WIDTH_FACTOR:
         raise arguments.invalid(
-            name, f"a multiple of 0.5, at most {MAX_WIDTH_FACTOR}, since the norms have 32 groups", value
+            name, f"a multiple of 0.5 (so that the norms can have 32 groups), at most {MAX_WIDTH_FACTOR}", value
         )
     return float(value)
 

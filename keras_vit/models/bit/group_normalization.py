@@ -10,7 +10,7 @@ class GroupNormalization(Layer):
     """Group normalization over the whole image, with a scale and an offset per channel.
 
     The variance is computed from centred values, in float32. On PyTorch, `keras.layers.GroupNormalization` loses
-    precision, up to NaN, if the mean is far above the standard deviation.
+    precision, and may return NaN, if the mean is far above the standard deviation.
 
     Args:
         groups: Int, the number of groups.

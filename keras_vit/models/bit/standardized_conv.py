@@ -20,7 +20,7 @@ class StandardizedConv2D(Layer):
         strides: Int, or (vertical, horizontal), in pixels.
         padding: "same" or "symmetric". "same" is as in TensorFlow: if the padding of an axis is odd, the bottom or
             right side gets the extra pixel. "symmetric" adds `kernel_size // 2` pixels on each side, and needs odd
-            kernel sizes. The two differ only if `strides` is above 1.
+            kernel sizes. The results differ only if `strides` is above 1.
         epsilon: Float, avoids division by zero.
         epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
         kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.
@@ -81,7 +81,7 @@ class StandardizedConv2D(Layer):
         variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)
         if self.epsilon_added_to == "variance":
             return kernel / ops.sqrt(variance + self.epsilon)
-        # The variance of a constant filter is 0, where the square root has no gradient.
+        # Clip the variance. The variance of a constant filter is 0, at which the square root has no finite gradient.
         return kernel / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
 
     def call(self, images):

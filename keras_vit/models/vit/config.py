@@ -16,7 +16,7 @@ ROTARY_EMBEDDINGS = ("dinov3", "eva02", "axial")
 
 
 def merged_tokens(name, value):
-    """Returns `value` as an int, or as a tuple of ints; raises if one is negative."""
+    """Returns `value` as an int, or as a tuple of ints; raises ValueError if a number is negative."""
     if isinstance(value, (tuple, list)):
         return tuple(arguments.non_negative_int(name, count) for count in value)
     return arguments.non_negative_int(name, value)
@@ -46,7 +46,8 @@ class ViTConfig(ModelConfig):
         num_heads: Int, the attention heads per block.
         head_dim: Int, the head width, `hidden_dim // num_heads`. Required if `num_heads` does not divide `hidden_dim`.
         mlp_dim: Int, the hidden width of the MLPs.
-        stages: Ints, the units per stage of a hybrid's ResNet; () for its root only. None: no ResNet.
+        stages: Ints, the units per stage of a hybrid's ResNet; () if the ResNet has only a root, no stages. None: no
+            ResNet.
         width_factor: Float, a multiple of 0.5, the ResNet's width relative to a standard ResNet.
         resnet_epsilons: The code base whose epsilons the ResNet uses: "official" or "timm".
         pooling: "token" (class token), "gap" (mean of the patches), "token_gap" (both, concatenated), "map" (attention
@@ -55,18 +56,19 @@ class ViTConfig(ModelConfig):
             in each attention), "sincos2d" (fixed) or "none".
         position_interpolation: The method that resizes the position table for another image size, at run time or from a
             file: "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
-        grid_size: (rows, columns) of the position table of a model of any image size. None: as for 224 x 224 images.
-        class_token: Bool, whether there is a class token; None: only if `pooling` is "token", "token_gap" or "none".
+        grid_size: (rows, columns) of the position table if `image_size` is (None, None). None: the grid of images of
+            224 x 224 pixels.
+        class_token: Bool, whether there is a class token. None: True if `pooling` is "token", "token_gap" or "none".
         class_token_position: Bool, whether class and distillation tokens get a position embedding.
         distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
             mean of both heads' logits.
         distillation_head: Bool; False omits the head `head_dist`.
         return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
         num_registers: Int, the number of register tokens, without position embeddings.
-        rotary_embedding: "dinov3", "eva02" or "axial" (RoPE-ViT), as in `RotaryEmbedding`, in addition to
-            `position_embedding`; None for none.
-        rotary_grid: (rows, columns) that rotary positions of other grids are scaled to, as in EVA-02; None for no
-            scaling.
+        rotary_embedding: The kind of rotary positions, "dinov3", "eva02" or "axial" (RoPE-ViT), as in
+            `RotaryEmbedding`. They are used in addition to `position_embedding`. None for no rotary positions.
+        rotary_grid: (rows, columns) of a grid. The rotary positions of any other grid are scaled to this grid, as in
+            EVA-02. None for no scaling.
         patch_bias: Bool, whether the patch embedding has a bias.
         norm_before_blocks: Bool, whether to normalize the tokens before the first block, as in CLIP.
         norm_after_pooling: Bool; True normalizes the pooled vector (layer `fc_norm`) instead of all tokens.
@@ -81,9 +83,9 @@ class ViTConfig(ModelConfig):
         mlp_norm: Bool, whether to normalize the MLPs' hidden layer.
         activation: "gelu_tanh", "gelu" (exact), "quick_gelu" (OpenAI's CLIP) or any Keras activation.
         layer_norm_epsilon: Float, the epsilon of all norms.
-        token_merging: Int, or one int per block, the number of patches that a block merges into similar patches. It
-            merges at most half of its patches. Usual values are 8 or 16 of 196 patches. A block that merges patches
-            outputs the tokens and their sizes, which are the numbers of patches merged into each token.
+        token_merging: Int, or one int per block, the number of patches that a block merges into similar patches. A
+            block merges at most half of its patches. Usual values are 8 or 16 of 196 patches. A block that merges
+            patches outputs the tokens and their sizes, which are the numbers of patches merged into each token.
 
     Raises:
         ValueError: If a value is out of range or conflicts with another.
@@ -173,7 +175,7 @@ class ViTConfig(ModelConfig):
         width, remainder = divmod(self.hidden_dim, self.num_heads)
         # If the sizes imply `head_dim`, store None, so that a copy with different sizes computes `head_dim` again.
         self._set("head_dim", width if remainder else None)
-        # `grid` raises if the images are smaller than a patch.
+        # `grid` raises ValueError if the images are smaller than a patch.
         _ = self.grid
         if not any(self.merged_per_block):
             self._set("token_merging", 0)
@@ -188,7 +190,7 @@ class ViTConfig(ModelConfig):
         holds = self.head_dim == width or (self.head_dim is None and not remainder)
         expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
         yield holds, expected, "hidden_dim", "num_heads", "head_dim"
-        expected = "heads of a multiple of 4 channels with `rotary_embedding`"
+        expected = "heads of a multiple of 4 channels if `rotary_embedding` is set"
         yield not self.rotary_embedding or width % 4 == 0, expected, "rotary_embedding", "hidden_dim", "num_heads"
         holds = self.rotary_grid is None or self.rotary_embedding in ("eva02", "axial")
         yield holds, '`rotary_grid` only with rotary_embedding="eva02" or "axial"', "rotary_grid", "rotary_embedding"
@@ -205,11 +207,11 @@ class ViTConfig(ModelConfig):
         names = ("pooling", "representation_size", "projection_dim", "norm_after_pooling")
         plain = tuple(getattr(self, name) for name in names) == ("token", None, None, False)
         expected = (
-            'pooling="token", no representation_size, no projection_dim and norm_after_pooling=False with '
-            "distillation_token=True and its head"
+            'pooling="token", no representation_size, no projection_dim and norm_after_pooling=False if '
+            "the distillation token has a head"
         )
         yield plain or not self.has_distillation_head, expected, *names
-        expected = "distillation_token=True, with its head, and num_classes above 0 with return_both_heads=True"
+        expected = "distillation_token=True with its head, and num_classes above 0, if return_both_heads=True"
         holds = not self.return_both_heads or (self.has_distillation_head and self.num_classes)
         yield holds, expected, "distillation_token", "distillation_head", "num_classes"
         holds = not self.norm_after_pooling or self.pooling in ("token", "gap")
@@ -255,7 +257,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def has_distillation_head(self):
-        """True if the distillation token is pooled separately, for `head_dist` if num_classes > 0."""
+        """True if the distillation token is pooled separately. If num_classes > 0, `head_dist` reads this token."""
         return self.distillation_token and self.distillation_head
 
     @property

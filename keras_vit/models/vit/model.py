@@ -55,10 +55,11 @@ def ViT(
 ) -> FamilyModel:
     """Builds a Vision Transformer, a functional `keras_vit.models.FamilyModel`.
 
-    The model maps images, (batch, height, width, in_channels), always channels last, to float32 logits, (batch,
-    num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`, `block_00`,
-    `block_01`, ..., `norm`, `pre_logits` and `head`. If an argument is None, its value comes from the weights or,
-    without weights, from the variant. Variants have 1000 classes, 224 pixels, 3 channels and pooling="token".
+    The model maps images of shape (batch, height, width, in_channels), always channels last, to float32 logits of shape
+    (batch, num_classes). Layers are named `normalization`, `patch_embedding`, `class_token`, `position_embedding`,
+    `block_00`, `block_01`, ..., `norm`, `pre_logits` and `head`. If an argument is None, its value comes from the
+    weights or, without weights, from the variant. Variants have 1000 classes, images of 224 x 224 pixels with 3
+    channels, and pooling="token".
 
     Args:
         variant: A size (a row of `keras_vit.models.vit.variants.SIZES`: "Ti", "S", "B", "L", "H", "g", "G", ...), a

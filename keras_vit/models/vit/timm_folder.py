@@ -113,7 +113,7 @@ def settings_of_name(name):
 
 
 def _differences(name, config):
-    """Yields (field, timm's value, config's value) for each field that differs."""
+    """Yields (field, timm's value, config's value) for each field in which timm's `name` and the config differ."""
     own = {
         "layer_scale": config.layer_scale_init is not None,
         "key_bias": config.key_bias or not config.qkv_bias,

@@ -6,7 +6,7 @@ import re
 from keras_vit import arguments
 from keras_vit.weights.timm_config import translated
 
-# {word for a size: number of heads}. The first such word in timm's name counts.
+# {word for a size: number of heads}. If timm's name contains several such words, use the first.
 _HEADS = {
     **{"tiny": 3, "wee": 4, "xsmall": 4, "little": 5, "small": 6, "medium": 8, "mediumd": 8, "betwixt": 10},
     **{"base": 12, "so150m2": 13, "so150m": 14, "large": 16, "so400m": 16, "huge": 16, "giant": 16, "giantopt": 16},
@@ -65,7 +65,7 @@ _ROWS = (
     ("vit_{small,base,large}_patch16_rope{,_ape}_224", {"rotary_embedding": "axial"}),
 )
 
-# (unsupported feature, pattern of model names). Weights do not reveal all of these features.
+# (unsupported feature, pattern of model names). The weights show only some of these features.
 _MISSING = (
     ("norms after the residual branches", r"eva02_enormous_.*|vit_.*_rpn_\d+"),
     ("relative position biases", r"vit_s?relpos_.*"),
@@ -124,7 +124,8 @@ def fields_from_folder(path, config):
         elif key == "global_pool":
             found["pooling"] = translated(path, key, value, _POOLINGS)
         elif key == "act_layer":
-            # `act_layer` is kept too, because gated MLPs have another default activation.
+            # Keep `act_layer` too. It shows that the folder contains an activation, which replaces the default of gated
+            # MLPs.
             found[key] = found["activation"] = translated(path, key, value, {name: name for name in ACTIVATIONS})
         elif key == "norm_layer":
             found["layer_norm_epsilon"] = translated(path, key, value, {"layernorm": 1e-6})
@@ -189,7 +190,7 @@ def unknown_of_arrays(weights, spelled_as_eva, gated):
             "timm's models with these arrays pool the class token or the mean of the patches",
         ),
         ("pooling", pool and token, "timm's models with these arrays have different attention poolings"),
-        ("num_heads", norm_of_all and not (token or pool), "timm's models with these arrays differ in it"),
+        ("num_heads", norm_of_all and not (token or pool), "timm's models with these arrays differ in their heads"),
         (
             "activation",
             "norm_before_blocks/gamma" in weights or (not token and norm_of_all),

@@ -17,7 +17,7 @@ _USUAL = {
     **{"head": False, "pooling": "token", "distillation_head": True, "return_both_heads": False},
     "rotary_embedding": None,
 }
-# The value of a field for which a model class accepts any value.
+# Stands for any value of a field.
 _ANY = object()
 
 

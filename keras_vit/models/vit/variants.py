@@ -69,7 +69,7 @@ WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "gi
 
 
 def decode_variant(variant):
-    """Parses a name such as "B/16" or, for a hybrid, "R50+B/16" into a `Variant`; raises ValueError if unknown."""
+    """Parses a name such as "B/16" or, for hybrids, "R50+B/16" into a `Variant`; raises ValueError for other names."""
     match = re.fullmatch(r"(?:(\w+)\+)?([\w-]+\+?)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if match is not None and match[2] in SIZES:
         size, number = SIZES[match[2]], int(match[3])
@@ -85,7 +85,7 @@ def decode_variant(variant):
 
 
 def _meant(variant):
-    """Returns the end of an error message, or "". It suggests the variant with a name like this in other packages."""
+    """Returns an error's end, or "". It suggests a variant for another package's name, such as "vit_base_patch16"."""
     if not isinstance(variant, str):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
@@ -113,7 +113,7 @@ def name_from_fields(fields):
 
 
 def num_heads_from_sizes(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
-    """Returns the number of heads of the size with these dimensions; None if no size fits or several differ."""
+    """Returns the number of heads of the sizes with these dimensions; None if no size fits or the numbers differ."""
     rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
     numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
     return numbers.pop() if len(numbers) == 1 else None

@@ -81,7 +81,7 @@ def _read_arrays(file, found):
         norm_before_blocks="norm_before_blocks/gamma" in weights,
         qkv_bias="block_00/attention/qkv/bias" in weights,
         attention_norm="block_00/attention/norm/gamma" in weights,
-        # The first layer of a gated MLP is twice as wide.
+        # In a gated MLP, the output of the first layer is twice as wide as the input of the second layer.
         gated_mlp=None not in (hidden, mlp_dim) and hidden == 2 * mlp_dim,
         mlp_norm="block_00/mlp/norm/gamma" in weights,
     )
@@ -117,7 +117,7 @@ def _read_what_sizes_show(file, found):
         found.put(STATED, certain=False, layer_scale_init=1.0)
     if "num_heads" not in found.values and "num_heads" not in found.unknown:
         dims = (found.get(name) for name in ("hidden_dim", "num_layers", "mlp_dim"))
-        # Some DINOv3 models have the same sizes as models with other numbers of heads.
+        # Do not derive the heads of DINOv3. Some DINOv3 models have the sizes of other models, but other heads.
         known = not file.source.name.startswith("dinov3")
         published = vit.num_heads_from_sizes(*dims, found.get("gated_mlp")) if known else None
         if published is None:
@@ -156,7 +156,7 @@ def _positions(file, found, grid_size):
     """Returns the `Positions` of a file.
 
     The grid is the first of these that exists: `grid_size`, the grid stated in the file, the grid of the file's image
-    size, a square grid, None.
+    size, a square grid. If none exists, the grid is None.
     """
     length = file.weights[_POSITIONS][1]
     tokens, registers = (

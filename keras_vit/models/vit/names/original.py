@@ -1,6 +1,7 @@
 """The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP.
 
-Some keys of these files also occur in files of timm or transformers. The rules of this module distinguish these files.
+Some keys of these files also occur in files of timm or transformers. The rules of this module distinguish the
+original files from them.
 """
 
 import dataclasses
@@ -108,10 +109,10 @@ OPENAI_CLIP = Source(
     ignored=_NOT_OF_THE_TOWER,
 )
 
-# OpenCLIP's files have the same keys as OpenAI's CLIP. Some of their models use the exact GELU, others the quick GELU.
+# OpenCLIP's files have the same keys as OpenAI's CLIP. Some OpenCLIP models use the exact GELU, others the quick GELU.
 OPEN_CLIP = dataclasses.replace(OPENAI_CLIP, name="open_clip", activation=None)
 
-# These OpenCLIP models have an image tower from timm.
+# The files of OpenCLIP models that have an image tower from timm.
 OPEN_CLIP_TIMM = dataclasses.replace(
     TIMM,
     name="open_clip_timm",
@@ -124,7 +125,8 @@ OPEN_CLIP_TIMM = dataclasses.replace(
 
 ORIGINALS = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA, EVA02, OPENAI_CLIP, OPEN_CLIP)
 
-# {key pattern: source}. The first source is used whose pattern occurs in the keys and whose first layer is in the file.
+# {key pattern: source}. A file has the first of these sources for which the pattern occurs in the keys and the file
+# contains the source's first layer.
 _BY_KEYS = {
     r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
     # DINOv2's own files contain the mask token of pre-training. timm's files of DINOv2 do not.
@@ -139,7 +141,7 @@ _BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "enco
 
 
 def recognise(keys, container, facts):
-    """Returns the `Source` of a file whose first layer has the same key in several sources, or None."""
+    """Returns the `Source` of a file, or None. Distinguishes sources whose first layer has the same key."""
     if OFFICIAL.matches(keys) or BIG_VISION.matches(keys):
         # Both sources have the same key for the patch embedding. The key of the position table, or the prefix, differs.
         old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
@@ -153,7 +155,7 @@ def recognise(keys, container, facts):
     wrapper = facts.get("wrapper")
     if wrapper in _BY_WRAPPERS and _BY_WRAPPERS[wrapper].matches(keys):
         return _BY_WRAPPERS[wrapper]
-    # DeiT's files have a head and no `fc_norm`. MAE's files have no head or, after fine-tuning, also an `fc_norm`.
+    # DeiT's files have a head and no `fc_norm`. MAE's files have no head, or a head and an `fc_norm` (fine-tuned).
     of_mae = not any(key.startswith("head.") for key in keys) or "fc_norm.weight" in keys
     if wrapper in ("model", "model_ema") and of_mae and MAE.matches(keys):
         return MAE

@@ -24,8 +24,8 @@ GAMMAS = {BLOCK + f"layer_scale_{i}/gamma": Name((f"{_BLOCK}gamma_{i}",)) for i 
 QUERY_VALUE_BIASES = {
     BLOCK + "attention/qkv/bias": Name((_BLOCK + "attn.q_bias", _BLOCK + "attn.v_bias"), codecs.QueryValue())
 }
-# `Eva` uses SPLIT_QKV and SPLIT_BIASES if queries, keys and values have three layers, and SPLIT_GATES if the gate of a
-# gated MLP has its own layer.
+# `Eva` uses SPLIT_QKV and SPLIT_BIASES if three layers compute queries, keys and values. It uses SPLIT_GATES if the
+# gate of a gated MLP has its own layer.
 SPLIT_QKV = {
     BLOCK + "attention/qkv/kernel": Name(
         tuple(f"{_BLOCK}attn.{name}_proj.weight" for name in "qkv"), codecs.Fused(_TRANSPOSED)
