@@ -63,7 +63,7 @@ def _parts_or_none(model):
 
 
 def head_inputs(model):
-    """Returns the symbolic tensors that the backbone passes to other layers, such as a head; [] without a backbone."""
+    """Returns the symbolic tensors that a model's backbone passes to other layers; [] if there is no backbone."""
     parts = _parts_or_none(model)
     if parts is None:
         return []

@@ -15,7 +15,7 @@ from keras_vit.models.vit.model import ViT
 from keras_vit.models.vt_resnet.model import VTResNet
 
 P = ParamSpec("P")
-# {name of a builder: (name of its family, variant)}.
+# {name of a builder: (name of the family, variant)}.
 VARIANTS: dict[str, tuple[str, str]] = {}
 
 

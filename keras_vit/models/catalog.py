@@ -91,7 +91,7 @@ def _source(file, source):
             raise arguments.invalid("source", expected, source, known)
         if not inner:
             raise ValueError(
-                "Its keys match no known source. Expected keys such as embedding/kernel or patch_embed.proj.weight. "
+                "The keys match no known source. Expected keys such as embedding/kernel or patch_embed.proj.weight. "
                 f"Received: {', '.join(list(file.entries)[:5])}"
             )
     except ValueError as error:

@@ -32,8 +32,8 @@ class FamilyModel(CheckedRuns, keras.Model):
     (12, (14, 14), 12)
     """
 
-    # A model of the same layers, whose last block computes only the tokens that the heads read. None if the last block
-    # must compute all tokens.
+    # A model with the same layers, in which the last block computes only the tokens that the heads read. None if the
+    # last block must compute all tokens.
     _short = None
 
     def __init__(self, *args, **kwargs):
@@ -108,7 +108,7 @@ class FamilyModel(CheckedRuns, keras.Model):
 
     @property
     def head(self):
-        """The layer that computes the logits; None without a head."""
+        """The layer that computes the logits; None if the model has no head."""
         return next((layer for layer in self.layers if layer.name == "head"), None)
 
 

@@ -20,7 +20,7 @@ from keras_vit.weights.read.folders import ShardedFile
 from keras_vit.weights.report import LoadReport
 from keras_vit.weights.tokens import weights_by_path
 
-# Settings of all families. They are compared with a file only if the file contains them.
+# Settings that are not in `Family.settings`. `load_weights` checks these only if the file contains them.
 _SETTINGS = ("preprocessing", "classifier_activation", "token_merging")
 # The fields of a preprocessing that depend on the image size.
 _CROP = ("crop_fraction", "resize_mode", "crop_rounding")

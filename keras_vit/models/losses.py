@@ -66,7 +66,7 @@ def loss_mismatch(loss, probable):
 def check_loss(model, args, kwargs):
     """Raises ValueError if a loss in the arguments of `compile` does not fit the activation of the model's head.
 
-    Only classification losses of Keras, and outputs of a dense layer, a softmax or a sigmoid, are checked.
+    The check covers Keras' classification losses if the output is computed by a dense layer, a softmax or a sigmoid.
     """
     losses = kwargs.get("loss", args[1] if len(args) > 1 else None)
     outputs = getattr(model, "outputs", None) or []

@@ -71,7 +71,7 @@ def from_pretrained(
         ValueError: If the file is damaged, its source is unknown, or a setting is missing. The error names the missing
             settings.
         ImportError: If PyTorch, or the client of a hub, is needed but not installed.
-        OSError: If a download fails, for example PermissionError if access is denied, or ConnectionError.
+        OSError: If a download fails. Denied access raises PermissionError; a missing network raises ConnectionError.
 
     Example:
 

@@ -98,8 +98,8 @@ def profile(model, image_size=None):
             own size. None: the model's own size. A model for images of any size needs this argument.
 
     Returns:
-        A `Profile`, which prints as a table, with `parameters`, `multiply_adds`, `activation_bytes`, `rows`, and
-        `not_counted`, the names of layers with unknown multiply-adds.
+        A `Profile`, which prints as a table. Its attributes are `parameters`, `multiply_adds`, `activation_bytes`,
+        `rows` and `not_counted`. `not_counted` lists the names of layers with unknown multiply-adds.
 
     Raises:
         ValueError: If the model is neither functional nor Sequential, an input size is unknown, or a dense layer's

@@ -49,7 +49,7 @@ def save_weights(
     Raises:
         ValueError: If the format is unknown or cannot hold the model's weights, or if the library that reads the format
             would compute other outputs than the model.
-        OSError: If an upload fails, for example PermissionError if access is denied, or ConnectionError.
+        OSError: If an upload fails. Denied access raises PermissionError; a missing network raises ConnectionError.
 
     Example:
 

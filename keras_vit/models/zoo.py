@@ -95,8 +95,9 @@ def local_path(weights, architecture):
 def fetch(row):
     """Downloads a published file if needed, verifies its hash, and returns its path.
 
-    The file may be in the folder KERAS_VIT_WEIGHTS, its subfolders, or Keras' cache, where downloads are stored. If no
-    full hash was published, the cache keeps the hash of the first use to check later uses.
+    The file may be in the folder that the environment variable KERAS_VIT_WEIGHTS names, in a subfolder of this folder,
+    or in Keras' cache, where downloads are stored. If no full hash was published, the hash of the first use is stored
+    in the cache, and later uses are checked against this hash.
     """
     folder = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
     # If the folder cannot be created, the download fails with an error that explains how to choose another folder.

@@ -140,7 +140,7 @@ def fields_from_folder(path, config):
 
 
 def _with_rotary(path, found, args):
-    """Returns the fields `found`, with the rotary positions that the `model_args` select."""
+    """Returns the fields `found`, with the rotary positions that `args`, the folder's `model_args`, selects."""
     given = {key: args[key] for key in ROPES["eva02"] if key in args}
     kind = found.get("rotary_embedding")
     used = args.get("use_rot_pos_emb", kind is not None)

@@ -72,7 +72,7 @@ KINDS = (
     Kind("DeiTForImageClassificationWithTeacher", "deit", _TEACHER, _HEAD | _DISTILLED | _BIAS | _BOTH, "deit."),
     Kind("DeiTForImageClassification", "deit", HUGGINGFACE, _HEAD | _ONE_OUTPUT | _BIAS, "deit."),
     Kind("DeiTModel", "deit", HUGGINGFACE, _ONE_OUTPUT | _REPRESENTATION),
-    # SiglipForImageClassification has no row, because IJepaForImageClassification computes the same.
+    # SiglipForImageClassification has no row, because IJepaForImageClassification has the same outputs.
     Kind("IJepaForImageClassification", "ijepa", HUGGINGFACE, _HEAD | _NO_TOKEN | _BIAS, "ijepa."),
     Kind("IJepaModel", "ijepa", HUGGINGFACE, _NO_TOKEN | _BIAS),
     Kind("Dinov2ForImageClassification", "dinov2", DINOV2, _HEAD | _DINOV2 | _GAP, "dinov2.", True),

@@ -106,7 +106,7 @@ def _read_arrays(file, found):
 
 
 def _read_what_sizes_show(file, found):
-    """Adds to `found` the config fields that all published models with these arrays or sizes have."""
+    """Adds to `found` the config fields that are equal in all published models with these arrays or sizes."""
     weights = file.weights
     if "distillation_head" not in found.values:
         found.put(STATED, distillation_head="head_dist/kernel" in weights or "head/kernel" not in weights)

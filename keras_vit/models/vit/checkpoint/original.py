@@ -66,7 +66,7 @@ def _check_periods(file):
 
 
 def _grid_of_eva02(file):
-    """Returns the `rotary_grid` that reproduces the cosines and sines in the file."""
+    """Returns the `rotary_grid` that reproduces the cosines and sines in the file; None for unscaled positions."""
     tables = [_read(file, _table(file, f"rope.freqs_{name}")) for name in ("cos", "sin")]
     side, quarter = math.isqrt(len(tables[0])), tables[0].shape[-1] // 4
     for grid in (_EVA02_GRID, None):
