@@ -194,7 +194,7 @@ class _Counter:
                 raise ValueError(
                     f"Invalid value received for argument `image_size`. Expected a size for which the layer {name!r} "
                     f"receives {wants} features, as many as its weights have. Received: {self.image_size}, for which "
-                    f"the layer receives {width}"
+                    f"{name!r} receives {width}"
                 )
         # PatchDropout keeps all patches at inference, but its output spec has an unknown number of tokens.
         dropout = isinstance(operation, PatchDropout)
