@@ -1,11 +1,11 @@
 # %% [markdown]
 # # A competition from train.csv to submission.csv
 #
-# The files are those of an image classification competition: `train.csv` with a file and a label per row, `test.csv`
-# with files only, and a folder of images. This notebook cross-validates a Vision Transformer. It trains one model per
-# fold with mixed precision, MixUp, a learning rate schedule, an average of the weights (EMA) and early stopping. Then
-# it predicts the test images with test-time augmentation, averages the predictions of all models, and writes
-# `submission.csv`.
+# An image classification competition usually has three parts: `train.csv` with the name of an image and its label in
+# each row, `test.csv` with names of images only, and a folder of images. This notebook cross-validates a Vision
+# Transformer. It trains one model per fold with mixed precision, MixUp, a learning rate schedule, an average of the
+# weights (EMA) and early stopping. Then it predicts the test images with test-time augmentation, averages the
+# predictions of all models, and writes `submission.csv`.
 #
 # **Contents**: 1 The files · 2 Settings · 3 One model per fold · 4 Mistakes on held-out images · 5 Attention ·
 # 6 submission.csv · 7 Several labels, or a number
@@ -15,8 +15,9 @@
 #
 # ## 1 The files
 #
-# `samples.py`, which lies beside this notebook in the repository, makes a competition of Oxford 17 Flowers, or of
-# handwritten digits: a quarter of the images are the test images, and `solution.csv` contains their labels.
+# `samples.py`, which lies beside this notebook in the repository, makes a competition from the images of Oxford 17
+# Flowers, or from handwritten digits. A quarter of the images are the test images, and `solution.csv` contains their
+# labels.
 #
 # Many competitions on Kaggle forbid a network connection. For these, run the following command in a clone of the
 # repository, on a machine with a network. It puts the package and `samples.py` into the folder `inputs`. Attach this
@@ -73,8 +74,9 @@ def build():
 # %% [markdown]
 # ## 3 One model per fold
 #
-# `folds` stratifies: each fold has its share of every class. MixUp makes one-hot labels, so the validation data has
-# them too. `SwapEMAWeights` comes before `EarlyStopping`, which then compares and keeps the averaged weights.
+# `folds` stratifies: each fold has its share of every class. MixUp mixes one-hot labels, so the validation data also
+# has one-hot labels. `SwapEMAWeights` comes before `EarlyStopping`, so that `EarlyStopping` compares and keeps the
+# averaged weights.
 
 
 # %%
@@ -147,8 +149,8 @@ keras_vit.inspection.plot_predictions(images, truth[hardest], probabilities[hard
 # ## 5 Attention
 #
 # For each class, this is the held-out image to which the last model gives the highest probability of this class. The
-# bright patches contributed to it: `gradient_rollout` weights the attention of all blocks by the gradient of
-# the class.
+# bright patches contributed to this probability: `gradient_rollout` weights the attention of all blocks by the gradient
+# of the class.
 
 # %%
 rows, values = held_out[-1]

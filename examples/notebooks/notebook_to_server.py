@@ -3,20 +3,20 @@
 #
 # This notebook exports a model in two ways. A server runs the model as a SavedModel, and clients send the bytes of
 # image files to it over HTTP. onnxruntime runs the model as an ONNX file, without Keras. At the end, the notebook
-# compares three answers: those of Keras, of the server and of onnxruntime. They are the same.
+# compares the answers of Keras, of the server and of onnxruntime. All three predict the same classes.
 #
 # **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
 # three answers · 8 Stop the server
 #
 # This notebook needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder
 # `examples/serve`. The model may run on TensorFlow, JAX or PyTorch; the environment variable `KERAS_BACKEND` chooses
-# one. TensorFlow writes the SavedModel, and PyTorch writes the ONNX file. If the model runs on another backend, they do
-# this in a separate process.
+# one. TensorFlow writes the SavedModel, and PyTorch writes the ONNX file. If the model runs on another backend, the
+# file is written in a separate process.
 #
 # `samples.py`, which lies beside this notebook in the repository, finds the pictures and Google's ViT-B/16, trained on
-# ImageNet (`ViT-B_16-224.npz`). Without these files, a small ViT learns scikit-learn's handwritten digits first. In
-# Kaggle and Colab, clone the repository, and copy `samples.py` to the working folder. You can export any model of this
-# package, or your own model that contains one, in the same way.
+# ImageNet (`ViT-B_16-224.npz`). Without these files, a small ViT is trained on scikit-learn's handwritten digits and
+# used instead. In Kaggle and Colab, clone the repository, and copy `samples.py` to the working folder. You can export
+# any model of this package, or your own model that contains one, in the same way.
 
 # %%
 import atexit
@@ -65,8 +65,9 @@ for path, (_, name, probability) in zip(paths, best, strict=True):
 # %% [markdown]
 # ## 2 SavedModel
 #
-# `postprocess="classify"` adds probabilities and the names of the most probable classes. The folder's name, 1, is the
-# version: a server loads the highest version. The export is compared with the model before the folder gets this name.
+# `postprocess="classify"` adds probabilities and the names of the most probable classes to the outputs. The folder's
+# name, 1, is the version of the model: a server loads the highest version. The export is compared with the model before
+# the folder gets this name.
 
 # %%
 # This folder contains all files of the notebook. It is deleted at the end of the notebook.
@@ -80,7 +81,7 @@ print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e
 #
 # | signature | a row of the request |
 # |---|---|
-# | `serving_default` | `images`: what the model takes, float32 |
+# | `serving_default` | `images`: the input of the model, float32 |
 # | `serving_uint8` | `images`: raw pixels, 0 to 255 |
 # | `serving_bytes` | `image_bytes`: a JPEG or PNG file |
 #
@@ -116,7 +117,8 @@ with urllib.request.urlopen(url, timeout=60) as response:
 # %% [markdown]
 # ## 4 A client
 #
-# A request is JSON: a list of files in base64. This is all that a client must do, in any language:
+# A request is a JSON object with a list of files in base64. A client only has to send this object, so it can be written
+# in any language:
 
 # %%
 rows = [{"image_bytes": {"b64": base64.b64encode(path.read_bytes()).decode()}} for path in paths]
@@ -180,8 +182,9 @@ print(f"largest difference of a logit: {np.abs(onnx_logits - logits).max():.1e}"
 # %% [markdown]
 # ## 7 The three answers
 #
-# The server decoded and resized the files itself, with TensorFlow, and the notebook used Pillow. Their numbers may
-# therefore differ a little. onnxruntime got the same pixels as the model in the notebook.
+# The server decoded and resized the files itself, with TensorFlow, and the notebook used Pillow. The probabilities of
+# the server may therefore differ a little from those of the notebook. onnxruntime got the same pixels as the model in
+# the notebook.
 
 # %%
 served = np.array([answer["probabilities"] for answer in answers])

@@ -4,7 +4,7 @@
 # Pictures are cheap, and labels are not. A masked autoencoder (MAE, [arXiv
 # 2111.06377](https://arxiv.org/abs/2111.06377)) learns from pictures alone: it reads a quarter of the patches and
 # predicts the hidden ones. Then the same Vision Transformer learns the classes from a few labelled pictures, and is
-# compared with a model that starts from nothing.
+# compared with a model that starts from random weights.
 #
 # **Contents**: 1 Pictures, most without labels · 2 A small ViT · 3 Pre-training · 4 Reconstructions · 5 Few labels,
 # from nothing · 6 Few labels, after pre-training · 7 What it brought · 8 Where to go from here
@@ -157,8 +157,8 @@ print(f"{100 * gain:+.1f} points of accuracy; the standard error of each accurac
 
 # %% [markdown]
 # One run of each training is an example, not a measurement. `benchmarks/pretraining.py` repeats the comparison on
-# Fashion-MNIST with three seeds, 1,000 labels and 12 epochs of MAE on 60,000 pictures: 0.8144 ± 0.0036 after MAE,
-# 0.7787 ± 0.0025 from nothing.
+# Fashion-MNIST with three seeds, 1,000 labels and 12 epochs of MAE on 60,000 pictures. The test accuracy is 0.8144 ±
+# 0.0036 after MAE and 0.7787 ± 0.0025 from nothing.
 #
 # ## 8 Where to go from here
 #

@@ -257,7 +257,7 @@ print(f"largest difference of NumPy from the layer: {np.abs(by_hand - array(z1)[
 #
 # ## 8 The tiny model and its 8,459,762 parameters
 #
-# `keras_vit.ViT` puts these layers together. The arguments replace the sizes of the variant, here B/16.
+# `keras_vit.ViT` puts these layers together. The arguments replace the sizes of the variant B/16.
 
 # %%
 keras.utils.set_random_seed(0)
@@ -278,7 +278,7 @@ for layer in model.layers:
     print(f"{layer.name:20} {type(layer).__name__:20} {tuple(layer.output.shape)!s:18} {layer.count_params():>9,}")
 
 # %% [markdown]
-# This is the same number of parameters, equation by equation:
+# The next cell computes the same number of parameters, equation by equation:
 
 # %%
 qkv, out = D * 3 * 6 * 85 + 3 * 6 * 85, 6 * 85 * D + D

@@ -108,16 +108,16 @@ for block, heads in enumerate(distance):
 #
 # Each tile is a head. The class token takes its information in this block from the bright patches. Figure 6 of the
 # paper combines the attention of all blocks. The paper says that the model "attends to image regions that are
-# semantically relevant for classification". These are the heads of the first block. They attend by place, brightness
-# and texture:
+# semantically relevant for classification". The next figure shows the heads of the first block. These heads attend to
+# patches by place, brightness and texture:
 
 # %%
 first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
 inspection.plot_attention_maps(raw[0], first[0], grid_size=config.grid)
 
 # %% [markdown]
-# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. Large ViTs use such
-# patches, which show little, as scratch space for the whole image. [arXiv
+# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. Large ViTs use
+# patches that show little as scratch space for information about the whole image. [arXiv
 # 2309.16588](https://arxiv.org/abs/2309.16588) calls these patches artifacts, and adds register tokens to avoid them.
 
 # %%
@@ -147,8 +147,8 @@ inspection.plot_attention_rollout(raw[:3], rollout, titles=labels[:3])
 # ## 8 Attention for one class
 #
 # `gradient_rollout` weights each attention matrix by the gradient of one class ([arXiv
-# 2103.15679](https://arxiv.org/abs/2103.15679), not in the ViT paper), so a bright patch supports this class. Below are
-# the two most probable classes of the first picture, which read different patches.
+# 2103.15679](https://arxiv.org/abs/2103.15679), not in the ViT paper), so a bright patch supports this class. The next
+# figure shows the two most probable classes of the first picture. Different patches support these classes.
 
 # %%
 best = np.argsort(-probabilities[0])[:2]
@@ -157,6 +157,6 @@ maps = inspection.gradient_rollout(model, np.repeat(images[:1], 2, axis=0), clas
 inspection.plot_attention_rollout(np.repeat(raw[:1], 2, axis=0), maps, titles=titles)
 
 # %% [markdown]
-# `inspection.write_report(model, paths, "report.html")` writes all of this to one page, and so does
-# `keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html` on the command line. All functions also take your own
-# model that contains a ViT.
+# `inspection.write_report(model, paths, "report.html")` writes these figures to one page, and so does `keras-vit
+# inspect ViT-B_16-224.npz cat.jpg --out report.html` on the command line. You can also pass your own model to all these
+# functions, if it contains a ViT.
