@@ -187,9 +187,11 @@ if (folder / "solution.csv").exists():
 #
 # Not every competition has one class per image. For other competitions, change only the head, the labels and the loss:
 #
-# - Several classes per image, such as "cat dog" in one cell: `label_separator=" "` (or a list of 0/1 columns as
-#   `label_column`), `task="multi_label"`, `BinaryCrossentropy`; predictions are a probability per class.
-# - A number, such as an age: `labels="float"`, `task="regression"`, `MeanSquaredError`; predictions are the numbers.
+# - If an image has several classes, such as "cat dog" in one cell, pass `label_separator=" "` (or a list of 0/1 columns
+#   as `label_column`) and `task="multi_label"`, and use `BinaryCrossentropy`. The predictions are a probability per
+#   class.
+# - If the label is a number, such as an age, pass `labels="float"` and `task="regression"`, and use `MeanSquaredError`.
+#   The predictions are numbers.
 
 # %%
 keras.config.set_dtype_policy("float32")
