@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-# The largest allowed image side in pixels, and the largest allowed layer width. A config with more is damaged.
+# The largest allowed image side in pixels, and the largest allowed layer width. A config with a larger number is
+# damaged.
 LARGEST = 2**16
 # The largest int64.
 MOST = 2**63 - 1
 
 
 def invalid(name, expected, value, known=()):
-    """Returns a ValueError about the argument `name`. It suggests the name in `known` that is closest to `value`."""
+    """Returns a ValueError about the argument `name`. The message suggests the name in `known` closest to `value`."""
     return ValueError(
         f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}{nearest(value, known)}"
     )
 
 
 def nearest(name, known, most=1):
-    """Returns ". Did you mean 'x'?" with up to `most` names from `known` that are similar to `name`, or ""."""
+    """Returns ". Did you mean 'x'?" with up to `most` names from `known`. Returns "" if none is similar to `name`."""
     plain = {_plain(other): other for other in reversed([*known]) if isinstance(other, str)}
     found = difflib.get_close_matches(_plain(name), plain, most) if isinstance(name, str) else []
     return f". Did you mean {' or '.join(repr(plain[other]) for other in found)}?" if found else ""
@@ -61,7 +62,7 @@ def _int(name, value, least, most):
 
 
 def pair(name, value, most=MOST):
-    """Returns `value` as (height, width), each of 1 to `most`; an int sets both."""
+    """Returns (height, width) from a pair, or from an integer for both; raises if a side is not 1 to `most`."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise invalid(name, "an integer or (height, width)", value)
@@ -69,7 +70,7 @@ def pair(name, value, most=MOST):
 
 
 def image_size(value):
-    """Returns `value` as (height, width). Returns (None, None), which stands for images of any size, unchanged."""
+    """Returns `value` as (height, width). (None, None) stands for images of any size, and is returned unchanged."""
     if isinstance(value, (tuple, list)) and tuple(value) == (None, None):
         return None, None
     return pair("image_size", value, LARGEST)
@@ -126,7 +127,7 @@ def boolean(name, value):
 
 
 def model(value, name="model"):
-    """Returns `value`; raises if it is not a model. A model has a list or tuple `layers`."""
+    """Returns `value`; raises if it is not a model: an object whose attribute `layers` is a list or tuple."""
     if not isinstance(getattr(value, "layers", None), (list, tuple)):
         raise invalid(name, "a keras.Model", value)
     return value
@@ -147,7 +148,7 @@ def instance(name, value, kinds, expected=None):
 
 
 def found(name, value, get, expected):
-    """Returns `get(value)`. If Keras' function `get` raises an error, raises a ValueError about the argument `name`."""
+    """Returns `get(value)` for a function of Keras. Its errors become a ValueError about the argument `name`."""
     try:
         return get(value)
     except (ValueError, TypeError):
@@ -182,8 +183,9 @@ def optional(check, name, value):
 def seeds(seed, count):
     """Derives `count` independent seeds for inner layers from `seed`. If `seed` is None, all derived seeds are None.
 
-    `seed`, `seed + 1`, ... are not independent. Two layers with consecutive seeds would share seeds of inner layers,
-    and PyTorch's random sequence for a seed is the sequence for the previous seed, shifted by one step.
+    The seeds `seed`, `seed + 1`, ... would not be independent. If two layers had consecutive seeds, some of their inner
+    layers would have equal seeds. PyTorch's random sequence for a seed is the sequence for the previous seed, shifted
+    by one step.
     """
     if seed is None:
         return [None] * count
@@ -211,13 +213,13 @@ def grid_size(image_size, patch_size, stride=1):
 
 
 def takes(expected, received):
-    """Returns True if the shape of a tensor matches the input shape of a model. None matches any size."""
+    """Returns True if a tensor's shape `received` matches a model's input shape `expected`. None matches any size."""
     pairs = zip(expected, received, strict=False)
     return len(expected) == len(received) and all(None in (e, r) or e == r for e, r in pairs)
 
 
 def image_shape(name, received, expected, owner=""):
-    """Raises if images of the shape `received` do not match the model's input shape `expected`. None is any size.
+    """Raises if images of shape `received` do not match the model's input shape `expected`. None matches any size.
 
     `owner` is text for the error after `expected`, such as " for model 'vit_B16'".
     """
@@ -232,7 +234,10 @@ def image_shape(name, received, expected, owner=""):
 
 
 def arrays(name, value):
-    """Returns a model's input; raises if it is not an array of at least two axes, or a dict or list of such arrays."""
+    """Returns `value`, a model's input: an array, or a dict or list of arrays.
+
+    Raises a ValueError if an array has fewer than two axes, or if a NumPy array does not contain finite numbers.
+    """
     import keras  # Import Keras here, because `keras-vit --help` imports this file and must not wait for Keras.
 
     for part in keras.tree.flatten(value):
@@ -248,7 +253,11 @@ def num_patches(grid_size):
 
 
 def class_names(names, num_classes):
-    """Returns `names` as a tuple of `num_classes` non-empty strings, or of any number if `num_classes` is None or 0."""
+    """Returns the class names `names` as a tuple, or None if `names` is None.
+
+    Raises a ValueError if a name is empty or not a string, or if there are not `num_classes` names. If `num_classes` is
+    None or 0, any number of names is valid.
+    """
     if names is None:
         return None
     is_list = np.iterable(names) and not isinstance(names, str)
@@ -265,7 +274,10 @@ def class_names(names, num_classes):
 
 
 def names_differ(names, others):
-    """Returns True if two lists of class names differ. None, [] and ["0", "1", ...] do not differ from real names."""
+    """Returns True if two lists of class names differ.
+
+    None, [] and ["0", "1", ...] mean that the names are unknown. Unknown names do not differ from known names.
+    """
     names, others = list(names or ()), list(others or ())
     if set(names) & set(others):
         return names != others

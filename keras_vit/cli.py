@@ -274,7 +274,7 @@ def build_parser():
     add("source_path", metavar="SRC", help=kept)
     add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
-    help = "write even if the format's code has another activation, layer_norm_epsilon, resnet_epsilons, pool_padding"
+    help = "write even if FORMAT's library uses another activation, layer_norm_epsilon, resnet_epsilons, pool_padding"
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
     examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
@@ -291,7 +291,7 @@ def build_parser():
     help = "write ' before cells that start with = + - or @, because spreadsheets would compute them"
     add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
-    help = "write a row per image: path, label, probability; with a run trained on a table, the table's two columns"
+    help = "write a row per image: path, label, probability; for a run trained on a table, the table's two columns"
     form.add_argument("--csv", type=Path, metavar="FILE", help=help)
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -360,7 +360,7 @@ def build_parser():
     add("--seed", type=int, default=0, metavar="N", help=help)
     kinds = "data or, only on JAX, fsdp, tensor or fsdp+tensor"
     add("--distribution", metavar="KIND", help=f"train on several devices: {kinds} (default: one device)")
-    help = "devices that share one model (default: all with tensor, 2 with fsdp+tensor)"
+    help = "devices that share one copy of the model (default: all for tensor, 2 for fsdp+tensor)"
     add("--model-devices", type=int, metavar="N", help=help)
     help = "start this many PyTorch processes with torchrun; with --coordinator, the total number of processes"
     add("--processes", type=int, metavar="N", help=help)

@@ -18,7 +18,7 @@ LENGTHS = {
     "epochs": (float, "N", "passes over the training images (default: the recipe's length)"),
     "batch_size": (int, "N", "images per step (default: the recipe's)"),
     "image_size": (int, "PIXELS", "side of the images (default: the recipe's)"),
-    "learning_rate": (float, "RATE", "the peak of the schedule (default: the recipe's)"),
+    "learning_rate": (float, "RATE", "the highest learning rate of the schedule (default: the recipe's)"),
 }
 # Options shared by several commands.
 SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
@@ -35,7 +35,7 @@ TABLE = {
     },
     "--path-column": {
         "metavar": "NAME",
-        "help": "the CSV file's column of paths (default: path; `predict` also takes the only column)",
+        "help": "the CSV file's column of paths (default: path; `predict` also takes a file's only column)",
     },
     "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, such as .jpg"},
 }

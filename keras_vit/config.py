@@ -133,7 +133,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """Returns a copy with changed values. A default `antialias` or `resize_mode` is derived again for them."""
+        """Returns a copy with changed values. Derives `antialias` and `resize_mode` again if they are the defaults."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -159,7 +159,10 @@ class Preprocessing:
 
     @property
     def offset_and_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The tuples (offset, scale), of one value or one per channel. Pixels x of 0..255 become (x - offset)/scale."""
+        """The pair (offset, scale). Each is a tuple of one value, or of one value per channel.
+
+        A pixel x of 0..255 becomes (x - offset) / scale.
+        """
         low, high = self.value_range
         levels = 255 / (high - low)
         return tuple(levels * (value - low) for value in self.mean), tuple(levels * value for value in self.std)
@@ -185,7 +188,7 @@ def _numbers(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The fields, checks, copies and JSON conversion shared by the configs of all families."""
+    """The base class of the configs of all model families: shared fields, checks, copies, and conversion to JSON."""
 
     # The name of the model family in JSON.
     family: ClassVar[str] = ""
@@ -232,17 +235,17 @@ class ModelConfig:
 
     @classmethod
     def name_from_fields(cls, fields):
-        """Returns the name of the variant with these fields, such as "ViT-B/16", or None."""
+        """Returns the name of the variant whose config has the values `fields`, such as "ViT-B/16", or None."""
         return None
 
     @classmethod
     def variant_from_fields(cls, fields):
-        """Returns the variant with these fields, such as "B/16", or None."""
+        """Returns the variant whose config has the values `fields`, such as "B/16", or None."""
         return re.sub("ViT-|BiT-|EfficientNet-", "", cls.name_from_fields(fields) or "") or None
 
     @classmethod
     def usual_image_size(cls, fields):
-        """Returns the image side to assume for a model with these fields, if neither the file nor the user gives it."""
+        """Returns the image side to assume for a config with the values `fields` if no file or user gives one."""
         return DEFAULT_IMAGE_SIZE
 
     @staticmethod
@@ -252,7 +255,7 @@ class ModelConfig:
 
     @classmethod
     def describe(cls, fields):
-        """Describes the sizes of a model with these fields, for error messages."""
+        """Describes the sizes of a model for error messages. `fields` are the values of its config."""
         text = ", ".join([*cls._parts(fields), f"{fields['num_classes']} classes"])
         return f"{cls.name_from_fields(fields)} ({text})" if cls.name_from_fields(fields) else text
 
@@ -270,7 +273,7 @@ class ModelConfig:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes):
-        """Returns a copy with changed fields. Derives dependent fields again; raises ValueError if one is invalid."""
+        """Returns a copy with changed fields. Derives dependent fields again; raises if a field is invalid."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         derived = {name: None for source, name in _FOLLOWS if source in changes and name in values}
         return arguments.record(type(self), {**values, **derived, **changes})
@@ -316,7 +319,7 @@ def _lists(value):
 
 
 def find_normalization(model):
-    """Returns the layer, of the model or of a nested model, that stores the `Preprocessing`; None if there is none."""
+    """Returns the first layer of the model or of a nested model that stores a `Preprocessing`, or None."""
     for layer in arguments.model(model).layers:
         # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):
@@ -328,7 +331,7 @@ def find_normalization(model):
 
 
 def config_of(model: keras.Model) -> ModelConfig:
-    """Returns the config of a model of this package. If `model` extends or contains such a model, returns that config.
+    """Returns the config of a model of this package. `model` may also extend or contain such a model.
 
     Args:
         model: A functional or Sequential `keras.Model`.

@@ -55,7 +55,10 @@ def _write_into(device, draft):
 
 
 def regular_file(path, expected):
-    """Returns `path`; raises "Expected {expected}" if it is not a regular file. Reading from a pipe could block."""
+    """Returns `path`; raises FileNotFoundError if it is not a regular file, because reading a pipe could block.
+
+    The message begins with "Expected {expected}".
+    """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"Expected {expected}. Received: {describe_path(path)}")
     return path
@@ -72,7 +75,7 @@ def describe_path(path):
 
 @contextlib.contextmanager
 def draft_folder(path):
-    """Yields a new hidden folder next to `path`, to write its contents there. Removes the folder afterwards."""
+    """Yields a new hidden folder next to `path`, for writing the contents of `path`. Removes the folder afterwards."""
     path = Path(path)
     remove_abandoned(path.parent, glob.escape(path.name))
     while True:
@@ -88,7 +91,7 @@ def draft_folder(path):
         # Python's error for a full disk does not contain the file name, so raise an error that does.
         if error.filename is not None or error.errno not in _FULL:
             raise
-        raise OSError(error.errno, f"Cannot write it, {os.strerror(error.errno).lower()}", str(path)) from error
+        raise OSError(error.errno, f"Cannot write: {os.strerror(error.errno).lower()}", str(path)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         _unlock(lock)
@@ -113,7 +116,7 @@ def _replaced(folder, path):
 
 
 def remove_abandoned(folder, pattern):
-    """Removes draft folders that killed processes left for names that match the glob `pattern`.
+    """Removes draft folders that killed processes left in `folder` for files whose names match the glob `pattern`.
 
     If file locks are unsupported, removes nothing, because another process may still use a draft folder.
     """

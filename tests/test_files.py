@@ -122,7 +122,7 @@ def test_error_of_full_disk_names_the_file(tmp_path):
     pytest.importorskip("resource", reason="Windows has no limits to try it with")
     command = [sys.executable, "-c", FULL_DISK, files.__file__, str(tmp_path / "a.txt")]
     last = subprocess.run(command, capture_output=True, text=True).stderr.strip().splitlines()[-1]
-    assert "Cannot write it, file too large" in last and str(tmp_path / "a.txt") in last
+    assert "Cannot write: file too large" in last and str(tmp_path / "a.txt") in last
     assert names(tmp_path) == []
 
 

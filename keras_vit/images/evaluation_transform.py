@@ -154,7 +154,11 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """Returns, for each of `size` new pixels, the first source pixel, and the weights of it and the next pixels."""
+        """Returns two arrays, each with one row for each of `size` new pixels.
+
+        The first array contains the index of the first source pixel. The second array contains the weights of this
+        pixel and of the pixels after it.
+        """
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0

@@ -24,8 +24,8 @@ MAX_TEXTS = 8
 PIECE = 1 << 16
 # The largest allowed side. Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
-# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG whose scans would not be limited.
-# Pillow identifies BUFR, GRIB and HDF5, but cannot read them.
+# These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG, and the limit on JPEG scans
+# would not apply to it. Pillow identifies BUFR, GRIB and HDF5, but cannot read them.
 NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
@@ -152,8 +152,8 @@ def jpeg_header(encoded, max_pixels, max_side=MAX_SIDE):
 
     size = tf.cast(tf.image.extract_jpeg_shape(encoded)[:2], "int64")
     most = MAX_SCANS * max_pixels // tf.maximum(tf.reduce_prod(size), 1)
-    # First count the bytes of the scan marker, which thumbnails and data after the image may contain too. If there are
-    # too many, count the scans segment by segment, which is slower.
+    # First count how often the bytes of the scan marker occur. Thumbnails and data after the image may also contain
+    # these bytes. If the count exceeds the limit, count the scans segment by segment, which is slower.
     few = _count(encoded, b"\xff\xda") <= most
     return size, _fits(size, max_pixels, max_side) & tf.cond(few, lambda: True, lambda: _scans(encoded, most) <= most)
 
@@ -169,7 +169,7 @@ def png_header(encoded, max_pixels, max_side=MAX_SIDE):
 
 
 def _texts(encoded):
-    """Returns the number of compressed texts of a PNG; fails if a chunk exceeds the file, or chunks are too many."""
+    """Counts the compressed texts of a PNG; fails if a chunk is truncated, or if there are too many chunks."""
     import tensorflow as tf
 
     size = tf.strings.length(encoded)
@@ -268,7 +268,7 @@ def decode_png(encoded, channels):
 
 
 def to_channels(image, channels):
-    """Converts RGB to grayscale if `channels` is 1. Uses Pillow's weights, because libpng and libjpeg have others."""
+    """Converts RGB to grayscale if `channels` is 1. Weighs the colors as Pillow does, unlike libpng and libjpeg."""
     import tensorflow as tf
 
     if channels != 1:

@@ -18,8 +18,8 @@ logger = logging.getLogger("keras_vit.data")
 class TableRows(dict):
     """The rows of a table with the indices `chosen`, as {column name: values}.
 
-    `lines` contains the numbers of these rows in the whole table, for errors. `whole` has all rows of the table,
-    because the chosen rows may lack a class.
+    `lines` contains the numbers of these rows in the whole table, for errors. `whole` contains all rows of the table.
+    The classes are inferred from all rows, because the chosen rows may lack a class.
     """
 
     def __init__(self, columns, lines, chosen):
@@ -31,8 +31,8 @@ class TableRows(dict):
 def read_columns(frame, argument="frame"):
     """Reads a DataFrame, dict or CSV file. Returns ({name: values}, lines, folder).
 
-    `lines` is how errors refer to rows: ("row" or "line", the number of each row). Relative paths in the table start at
-    `folder`. Errors also name the `argument`.
+    `lines` is ("row" or "line", the number of each row). Errors refer to rows by this word and number. `folder` is the
+    folder that relative paths in the table start from. `argument` is the name of `frame` in errors.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
@@ -41,7 +41,7 @@ def read_columns(frame, argument="frame"):
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: columns of the lengths {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
-        # If the user has added or removed rows, the line numbers are wrong, so use row numbers.
+        # Use the numbers that a `TableRows` contains, but not if the user has added or removed rows.
         if isinstance(frame, TableRows) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
@@ -115,7 +115,10 @@ def empty(cell):
 
 
 def fail(expected, lines, bad, error=ValueError):
-    """Raises an error if there are `bad` rows, a list of (row index from 0, the value received)."""
+    """Raises an error that lists the rows in `bad`, a list of (row index from 0, received value).
+
+    Raises no error if `bad` is empty.
+    """
     if bad:
         what, numbers = lines
         shown = "; ".join(f"{what} {numbers[i]}: {received}" for i, received in bad[:10])
@@ -126,7 +129,8 @@ def fail(expected, lines, bad, error=ValueError):
 def classes(cells, lines, class_names, num_classes, known=()):
     """Parses `cells`, one class per row. Returns (labels, kind of the labels, class names, number of classes).
 
-    The classes are inferred from `cells` and from `known`, the cells of rows that are not returned.
+    `known` contains the cells of further rows, which are not returned. If the caller passes neither `class_names` nor
+    `num_classes`, the classes are inferred from `cells` and `known`.
     """
     _refuse_lists(cells, lines)
     fail("Expected a label", lines, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])
@@ -136,7 +140,7 @@ def classes(cells, lines, class_names, num_classes, known=()):
 
 
 def several_classes(cells, lines, class_names, num_classes, separator, known=()):
-    """Parses cells of classes joined by `separator` to multi-hot labels. Returns a tuple like the one of `classes`."""
+    """Parses cells of classes joined by `separator` to multi-hot labels. Returns the same tuple as `classes` does."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
@@ -153,7 +157,7 @@ def _refuse_lists(cells, lines):
 
 
 def indicators(columns, label_columns, lines):
-    """Parses one column of 0 and 1 per class to multi-hot labels. Returns a tuple like the one of `classes`."""
+    """Parses one column of 0 and 1 per class to multi-hot labels. Returns the same tuple as `classes` does."""
     hint = ", or labels='float' for regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
@@ -161,7 +165,7 @@ def indicators(columns, label_columns, lines):
 
 
 def floats(columns, label_columns, lines):
-    """Parses columns of regression targets to lists of floats. Returns a tuple like the one of `classes`."""
+    """Parses columns of regression targets to lists of floats. Returns the same tuple as `classes` does."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)
@@ -203,7 +207,9 @@ def _lookup(values, class_names, num_classes):
     if None not in integers:
         return class_number, (), _count(integers) if num_classes is None else num_classes
     if num_classes is not None:
-        raise ValueError(f"Expected integers as labels with `num_classes`. Received: {values[integers.index(None)]!r}")
+        raise ValueError(
+            f"Expected labels to be integers if `num_classes` is given. Received: {values[integers.index(None)]!r}"
+        )
     fractions = [v for v in values if integer(v) is None]
     if fractions and None not in map(real, values):
         raise ValueError(

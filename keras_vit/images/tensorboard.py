@@ -40,7 +40,8 @@ class TensorBoardPictures(keras.callbacks.Callback):
         self._left_out = state["left_out"]
 
     def on_epoch_end(self, epoch, logs=None):
-        # Remember an epoch whose images are not written. If training ends with it, `on_train_end` writes them.
+        # Remember an epoch whose images are not written. If training ends with this epoch, `on_train_end` writes the
+        # images.
         self._left_out = epoch if (epoch + 1) % self.every else None
         if self._left_out is None:
             self._write(epoch)

@@ -11,7 +11,7 @@ _MOST_BLOCKS = 1000
 
 
 class ArrayLocation(NamedTuple):
-    """The key of an array in a file. If the array contains a weight for all blocks, `index` is the block, else None."""
+    """The key of a weight's array in a file. If the array stacks a weight of all blocks, `index` is the block."""
 
     key: str
     index: int | None = None
@@ -45,7 +45,7 @@ class CanonicalFile:
         except ValueError as error:
             raise ValueError(f"Cannot read weights from {self.path!r}: {error}") from None
         canonical = {name: inner[key] for name, key in canonical.items()}
-        # `ignored` are keys that hold no weights. `outside` are keys of other modules, which lack the prefix.
+        # `ignored` are keys that hold no weights. `outside` are keys without the prefix, which belong to other modules.
         self.ignored = [inner[key] for key in ignored]
         self.outside = sorted(entries.keys() - inner.values())
         source.refuse_keys(self.path, canonical, self.model_name)

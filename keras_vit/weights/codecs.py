@@ -1,4 +1,4 @@
-"""Codecs: each converts a weight between its layout in a file and in the model. `heads` is (num_heads, head_dim)."""
+"""Codecs convert weights between the layouts of a file and of the model. `heads` is always (num_heads, head_dim)."""
 
 import math
 
@@ -18,7 +18,10 @@ class Identity:
         return tuple(array.shape for array in self.to_file(np.empty(shape), heads))
 
     def model_shape(self, shapes):
-        """Returns the shape in the model for file arrays of `shapes`. In it, num_heads and head_dim may be one axis."""
+        """Returns the shape of the weight in the model, in which num_heads and head_dim may be joined to one axis.
+
+        `shapes` are the shapes of the file's arrays.
+        """
         return shapes[0]
 
     def fits(self, shapes, shape, heads):
@@ -158,7 +161,10 @@ class QueryValue(Identity):
 
 
 class Masked(Identity):
-    """The file has the bias of queries, keys and values, and the mask that DINOv3 multiplies it by (0 for the keys)."""
+    """The file has two arrays: the bias of queries, keys and values, and a mask, which is 0 for the keys.
+
+    DINOv3 multiplies the bias by the mask.
+    """
 
     without_keys = True
 
@@ -173,7 +179,7 @@ class Masked(Identity):
 
 
 class Part(Identity):
-    """The file joins `count` weights on the first axis of one array. The model's weight is number `part`, from 0."""
+    """The file joins `count` weights on the first axis of one array. `part` is the position of the model's weight."""
 
     def __init__(self, codec, part, count):
         self.codec, self.part, self.count = codec, part, count

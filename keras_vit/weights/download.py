@@ -16,10 +16,10 @@ class DownloadError(OSError):
 
 
 def download(url, path, *, sha256_prefix=None, pin, check):
-    """Downloads a file to a temporary name, checks its hash, and moves it to `path`. `confirm` describes the arguments.
+    """Downloads a file to a temporary name, checks its hash, and moves it to `path`.
 
-    If several processes download the same file, the first one to finish moves its file. The others check the moved
-    file, and remove their own.
+    The docstring of `confirm` explains `sha256_prefix`, `pin` and `check`. If several processes download the same file,
+    the first one to finish moves its file. The others check the moved file, and remove their own.
     """
     path = Path(path)
     known = _known(sha256_prefix, pin)
@@ -44,8 +44,8 @@ def confirm(path, *, sha256_prefix=None, pin, check):
     Args:
         path: Path of the file.
         sha256_prefix: The first digits of the SHA-256 in the published name, or None.
-        pin: Path of a file in the format of `sha256sum`. The first check writes the
-            file's hash there, and later checks compare with this hash.
+        pin: Path of a file in the format of `sha256sum`. The first check writes the SHA-256
+            of `path` to this file, and later checks compare with it.
         check: Function of the path that raises ValueError for a wrong file.
     """
     known = _known(sha256_prefix, pin)
@@ -69,7 +69,7 @@ def _checked(path, known, check):
     digest = update_digest(path)
     for origin, digits in known.items():
         if not digest.startswith(digits):
-            raise ValueError(f"Expected {str(path)!r} with the SHA-256 {digits}, {origin}. Received: {digest}.")
+            raise ValueError(f"Expected {str(path)!r} with the SHA-256 {digits}, as {origin}. Received: {digest}.")
     if not known:
         check(path)
     return digest

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from keras_vit.config import Preprocessing
 
-# The origins of values. A library follows DEFAULT, as in "default of timm", and a model follows KNOWN, as in "known for
-# vit_small_patch16_224".
+# The origins of values. The name of a library follows DEFAULT, as in "default of timm". The name of a model follows
+# KNOWN, as in "known for vit_small_patch16_224".
 STATED, DEFAULT, KNOWN = "stated in the file", "default of", "known for"
 
 
@@ -70,7 +70,7 @@ class Found:
             self.unknown[name] = reason
 
     def doubt(self, reasons):
-        """Marks the fields in {field: reason} as unknown. Only `num_heads` keeps its value if it already has one."""
+        """Marks the fields in {field: reason} as unknown, except `num_heads` if it already has a value."""
         for name, reason in reasons.items():
             if name != "num_heads" or name not in self.values:
                 self.leave(reason, name)
@@ -138,7 +138,10 @@ def attempt_preprocessing(found, default, config, fields, read):
 
 
 def put_preprocessing(found, source, constants):
-    """Sets the preprocessing in `found` to `constants`, which all models of a source share. None means unknown."""
+    """Sets the preprocessing in `found` to `constants`, which all models of a source share.
+
+    If the models differ, `constants` is None, and the preprocessing is marked as unknown.
+    """
     if constants is None:
         found.leave(f"{source.name} models differ in it", "preprocessing")
     else:
@@ -146,7 +149,10 @@ def put_preprocessing(found, source, constants):
 
 
 def put_settings(found, source, *names, reason=None):
-    """Sets the fields `names` in `found` to the values of the `Source`. A value of None marks a field as unknown."""
+    """Sets the fields `names` in `found` to the values of the `Source`.
+
+    If a value is None, marks the field as unknown. The error contains `reason`, or a default text if `reason` is None.
+    """
     for name in names:
         if getattr(source, name) is None:
             found.leave(reason or f"{source.name} files do not contain it", name)

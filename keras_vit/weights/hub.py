@@ -96,15 +96,15 @@ def _kaggle_path(name, handle, inside):
         status = getattr(getattr(error, "response", None), "status_code", None)
         kind = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}.get(status, ConnectionError)
         raise kind(
-            f"Cannot get {name!r}: {_sentence(error)} If it needs an account or consent, accept its terms on "
-            "kaggle.com and call kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network, only a name with "
+            f"Cannot get {name!r}: {_sentence(error)} If the model needs an account or consent, accept its terms "
+            "on kaggle.com and call kagglehub.login(), or set KAGGLE_API_TOKEN. Without a network, only a name with "
             "a version can be read from the cache."
         ) from error
     return path if inside else str(Path(path, _choose(name, _files_in(path), "")[0]))
 
 
 def _choose(name, files, inside, note=""):
-    """Chooses from a repository's `files`. Returns the path to open, and glob patterns of all files that it needs."""
+    """Chooses a checkpoint in a repository. Returns the path to open, and glob patterns of the checkpoint's files."""
     if inside in files:
         return inside, _with_shards(inside)
     start = f"{inside}/" if inside else ""

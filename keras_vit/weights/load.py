@@ -17,7 +17,7 @@ _INTERPOLATION_NAMES = {
     "linear": "linear, end points aligned",
     "bicubic": "bicubic",
     "bicubic_antialias": "bicubic, antialiased",
-    "bicubic_offset": "bicubic, by sizes with 0.1 added",
+    "bicubic_offset": "bicubic, with the scale old / (new + 0.1)",
     "bilinear": "bilinear",
     "geometric": "linear, between distances in a geometric progression",
 }
@@ -31,7 +31,8 @@ class Layout(NamedTuple):
 
     `grid` is the (rows, columns) of the patches in the position table, or None if it is unknown. The table begins with
     `num_prefix_positions` more positions, of the class token and similar tokens. `tables` maps each table of relative
-    position biases to its grid. Error messages contain `description`, and those `sizes` in which two layouts differ.
+    position biases to its grid. Error messages contain `description`, and the names of the `sizes` that differ between
+    the file and the model.
     """
 
     num_heads: int | None
@@ -156,7 +157,7 @@ class Plan:
             )
 
     def _adapts(self, weight, needed):
-        """Returns True if the file's array can get the shape `needed` by resizing it or adapting its channels."""
+        """Returns True if resizing the file's array or adapting its channels can give it the shape `needed`."""
         there = self.checkpoint.weights.get(weight, ())
         if len(there) != len(needed):
             return False
@@ -226,8 +227,8 @@ class Plan:
         if whole:
             _assign(self.variables, dict(self.values()))
             return self.report
-        # Do not free heads, because their arrays may belong to the user's initializer. Do not free position embeddings,
-        # because `_adapt_positions` may read the model's own.
+        # Do not free heads, because their arrays may belong to the user's initializer. Do not free the model's position
+        # embeddings, because `_adapt_positions` may read them.
         kept = ("head", "head_dist", "position_embedding")
         free(self.variables[weight] for weight in self.rows if weight.split("/")[0] not in kept)
         for weight, value in self.values():
@@ -285,7 +286,7 @@ class Plan:
         return resize.resize_positions(table.reshape(*old, -1), *new, self.position_interpolation).reshape(shape)
 
     def _add_prefix_positions(self, values):
-        """Adds the file's position embeddings to tokens before the patches that have no row in the model's table."""
+        """Adds the file's position embeddings to prefix tokens for which the model's position table has no rows."""
         there = self.checkpoint.weights
         counts = {name: there[name][1] for name in (*PREFIX_TOKENS, *REGISTERS) if name in there}
         for weight, rows in rows_of_tokens(self.prefix_rows, counts, self.here.num_prefix_positions):

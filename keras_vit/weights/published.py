@@ -19,7 +19,7 @@ _LICENSES = {"mae": "CC-BY-NC-4.0", "openai_clip": "MIT"}
 
 
 class PublishedCheckpoint(NamedTuple):
-    """A published checkpoint, as in `list_weights`."""
+    """A published checkpoint. `list_weights` returns a list of these tuples."""
 
     # The architecture and the tag, such as "ViTB16.imagenet21k".
     name: str
@@ -70,9 +70,9 @@ _VIT = (
 # AugReg (arXiv 2106.10270). The columns are the model and its checkpoints of ImageNet-21k, of ImageNet at 224 pixels
 # and of ImageNet at 384 pixels. A checkpoint is written as "augmentation/weight decay/dropout/learning rate of
 # fine-tuning:accuracy". The dropout is also the rate of stochastic depth. The official README recommends the
-# checkpoints of ImageNet-21k and at 384 pixels, except B/8, which the official notebook recommends. Of the checkpoints
-# at 224 pixels, the README recommends only B/8. The others are from timm's table, and some of these were not fine-tuned
-# from the ImageNet-21k checkpoint in the same row.
+# checkpoints of ImageNet-21k and at 384 pixels. An exception is the ImageNet-21k checkpoint of B/8, which the official
+# notebook recommends. At 224 pixels, the README recommends only the checkpoint of B/8. The remaining checkpoints at 224
+# pixels are from timm's table. Some of them were not fine-tuned from the ImageNet-21k checkpoint in the same row.
 _AUGREG = """
 R_Ti_16   none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:75.40
 Ti_16     none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:78.22

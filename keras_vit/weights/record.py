@@ -5,7 +5,10 @@ from keras_vit.weights.found import STATED, Found
 
 
 def begin(file, entrance):
-    """Returns a `Found` with a file's resizing method, number of classes, and channels of the kernel `entrance`."""
+    """Returns a `Found` with a file's method of resizing positions, its number of classes and its number of channels.
+
+    The number of channels is read from the model's first kernel. `entrance` is the path of this kernel.
+    """
     found = Found(file.path)
     found.position_interpolation = file.source.position_interpolation
     found.put(STATED, in_channels=file.size(entrance, 4, 2), num_classes=file.size("head/bias", 1, 0) or 0)

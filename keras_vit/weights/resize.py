@@ -8,7 +8,7 @@ from keras_vit.images.interpolation import resize_matrix
 
 
 def resize_positions(grid, rows, columns, method="linear"):
-    """Resizes a (rows, columns, hidden_dim) grid of position embeddings. `method` is a key of `METHODS`."""
+    """Resizes a (rows, columns, hidden_dim) grid of position embeddings by a `method` of `interpolation.METHODS`."""
     x = np.asarray(grid, "float64")
     x = np.einsum("rR,RCd->rCd", resize_matrix(x.shape[0], rows, method), x)
     x = np.einsum("cC,rCd->rcd", resize_matrix(x.shape[1], columns, method), x)

@@ -1,4 +1,4 @@
-"""Describes the checkpoint format of a code base, such as timm, by a table of weight names, to read and write files."""
+"""Describes the checkpoint format of a code base, such as timm, by a table of weight names."""
 
 import dataclasses
 import functools
@@ -22,7 +22,10 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """The checkpoint format of a code base, and the settings of its models. A setting is None if they differ in it."""
+    """The checkpoint format of a code base, and the settings of its models.
+
+    A setting is None if it is not the same for all models of the code base.
+    """
 
     name: str
     # {weight path: Name}, with the model's first layer first. Paths and keys may contain the numbers {block:02d},
@@ -50,10 +53,11 @@ class Source:
     config: dict = dataclasses.field(default_factory=dict)
     # Prefixes that may precede all keys of a file.
     prefixes: tuple = ()
-    # (prefix of keys, template of keys for each block) if an array may contain all blocks, along its first axis.
+    # (prefix of keys, template of the prefix for one block), if the arrays with this prefix stack a weight of all
+    # blocks on the first axis.
     stacked: tuple | None = None
-    # {name: entries that replace entries of `names`}, for models with other keys. The entries apply to a file that is
-    # read if it contains their keys. They apply to a file that is written if `name` is a config field that is set.
+    # {name: entries that replace entries of `names`}, for models with other keys. When a file is read, the entries
+    # apply if the file contains all their keys. When a file is written, they apply if the config field `name` is set.
     spellings: dict = dataclasses.field(default_factory=dict)
     # The activation of gated MLPs, if it differs from `activation`.
     gated_activation: str | None = None
@@ -105,7 +109,7 @@ class Source:
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def with_variant_names(self, keys):
-        """Returns this source with each entry of `spellings` whose keys are all in a file's `keys`."""
+        """Returns this source for reading a file. Applies the items of `spellings` whose keys are all in `keys`."""
 
         def holds(rows):
             return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
@@ -113,7 +117,7 @@ class Source:
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 
     def spelled_for(self, config):
-        """Returns this source with the entries of `spellings` for the fields that are set in a model's config."""
+        """Returns this source for writing a model. Applies the items of `spellings` whose names are set in `config`."""
         return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
 
     def _with(self, spellings):
@@ -193,7 +197,7 @@ def dense(ours, theirs, codec=_TRANSPOSED):
 
 
 def norm(ours, theirs):
-    """Returns the `names` entries of a normalization layer in PyTorch."""
+    """Returns the `names` entries of a normalization layer. Like PyTorch, the file calls its arrays weight and bias."""
     return {f"{ours}/gamma": Name((f"{theirs}.weight",)), f"{ours}/beta": Name((f"{theirs}.bias",))}
 
 
@@ -207,7 +211,7 @@ def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
 
 
 def gated(first, gate, up):
-    """Returns the `names` entries of the first layer of a gated MLP, which is two layers in the file, gate and up."""
+    """Returns the `names` entries of a gated MLP's first layer. The file stores it as two layers, `gate` and `up`."""
     return {
         f"{first}/kernel": Name((f"{gate}.weight", f"{up}.weight"), codecs.Fused(_TRANSPOSED, 2)),
         f"{first}/bias": Name((f"{gate}.bias", f"{up}.bias"), codecs.Fused(codecs.Identity(), 2)),

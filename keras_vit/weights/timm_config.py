@@ -16,7 +16,7 @@ _CONSTANTS = {
     **{"crop_pct": ("crop_fraction",), "crop_mode": ("resize_mode",)},
 }
 
-# (pattern of timm's architectures, entries of the pretrained_cfg that most of their weights have in timm).
+# (pattern of names of timm's architectures, entries that are in the pretrained_cfg of most of their weights).
 _PRETRAINED_CFGS = (
     (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
     (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),
@@ -28,7 +28,7 @@ _PRETRAINED_CFGS = (
 
 
 def state_architecture(file, name, preprocessing):
-    """Changes an open state dict, so that it is read like a timm folder with only the architecture in config.json.
+    """Changes an open state dict, so that it is read like a timm folder whose config.json has only the architecture.
 
     Args:
         file: The `WeightsFile`.
@@ -72,7 +72,7 @@ def model_args(file):
 
 
 def read_image_size(file, found, size):
-    """Sets the image size in `found` to the `size` in a config.json, unless it is None."""
+    """Sets the image size in `found` to `size`, which is from a config.json. Does nothing if `size` is None."""
     if size is not None:
         found.attempt(
             STATED, "image_size", lambda: checked(file, lambda _, side: arguments.image_size(side), "image_size", size)
@@ -80,7 +80,7 @@ def read_image_size(file, found, size):
 
 
 def checked(file, check, name, value, *args):
-    """Returns `check(name, value, *args)`. If it raises a ValueError, adds the path of the file to the message."""
+    """Returns `check(name, value, *args)`. If `check` raises a ValueError, adds the path of the file to the message."""
     try:
         return check(name, value, *args)
     except ValueError as error:
@@ -88,14 +88,17 @@ def checked(file, check, name, value, *args):
 
 
 def put_heads(file, found, number, origin=STATED):
-    """Sets num_heads in `found` to the `number` in a config.json, if it is missing. `number` must divide the width."""
+    """If `found` has no num_heads, sets it to `number`. Raises if `number` does not divide the model's width."""
     width = (file.size("block_00/attention/qkv/kernel", 2, 1) or 0) // 3
     if width and "num_heads" not in found.values:
         found.put(origin, num_heads=checked(file, _divisor, "num_heads", number, width))
 
 
 def translated(path, where, value, table):
-    """Returns keras_vit's value for another library's `value`, from `table`. `where` is the value's key, for errors."""
+    """Looks up `value`, a setting of another library, in `table`, and returns our equivalent.
+
+    Errors name the setting by `where`, its key in the file.
+    """
     for theirs, ours in table.items():
         if value == theirs and isinstance(value, bool) == isinstance(theirs, bool):
             return ours
@@ -137,10 +140,10 @@ def config_json(name, args, config, facts, source, arrays):
 
     Args:
         name: timm's architecture.
-        args: Dict of arguments of timm's model function that differ from the architecture.
+        args: Dict of arguments of timm's model function that differ from the defaults of the architecture.
         config: The `ModelConfig` of the model.
         facts: Dict of the metadata that `save_weights` writes.
-        source: The `Source` of the file, which spells the keys.
+        source: The `Source` that describes the keys of `arrays`.
         arrays: Dict from keys to arrays. The first array belongs to the model's first layer.
     """
     preprocessing = Preprocessing(**facts["preprocessing"])

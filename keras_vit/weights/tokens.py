@@ -15,11 +15,11 @@ def weights_by_path(model):
 
 
 def rows_of_tokens(rows, counts, kept):
-    """Yields (token weight, its rows of a position table) for tokens that have no rows in a second, shorter table.
+    """Yields (path of a token weight, rows) for the tokens that have rows only in the first of two position tables.
 
-    `rows`, (1, positions, hidden_dim), are the rows of the first table for the tokens before the patches. `counts`
-    maps the path of a token weight to its number of tokens. `kept` is the number of rows for tokens before the
-    patches in the second table.
+    Both tables begin with rows for the tokens before the patches. `rows`, (1, positions, hidden_dim), are these rows of
+    the first table. `kept` is the number of these rows in the second table. `counts` maps the path of each token weight
+    to its number of tokens.
     """
     start = 0
     for weight, count in counts.items():

@@ -68,7 +68,7 @@ _SQUASHED_BY_CONVNEXT = 384
 # The interpolation methods, in the order of Pillow's numbers for them. preprocessor_config.json contains such a number.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
 # {key of an image processor: the fields of `Preprocessing` that it sets}. No key sets antialiasing or the rounding of
-# crops, so `load_weights` does not compare them.
+# crops, so `load_weights` does not compare these two settings.
 _CONSTANTS = {
     **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation",)},
     **dict.fromkeys(("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode")),
@@ -102,7 +102,10 @@ _HARMLESS_IN_CONFIG = (
 
 
 def read_folder(file, found, read):
-    """Reads the settings that all families share into `found`. `read` are the config.json keys that a family reads."""
+    """Reads the settings that all families share into `found`.
+
+    `read` are the keys of config.json that the code of the model's family reads.
+    """
     config, preprocessor = file.config, file.facts.get("preprocessor")
     keys = [key for key in config if key not in read and not re.fullmatch(_HARMLESS_IN_CONFIG, key)]
     if unread := {key: config[key] for key in keys if config[key]}:
@@ -183,7 +186,7 @@ def size_of_images(path, preprocessor):
 
 
 def _side(path, name, size):
-    """Returns the shorter side of a `size` in a config (a number or a dict of sides), or None if it contains none."""
+    """Returns the shorter side of a `size` in a config (a number or a dict of sides), or None if it has no sides."""
     sides = [side for side in size.values() if side is not None] if isinstance(size, dict) else [size]
     try:
         return None if size is None or not sides else min(arguments.image_size(side)[0] for side in sides)
@@ -192,7 +195,9 @@ def _side(path, name, size):
 
 
 def _unreadable(path, expected, value):
-    return ValueError(f"Cannot load {path!r}: its preprocessor_config.json. Expected {expected}. Received: {value!r}")
+    return ValueError(
+        f"Cannot load {path!r}: its preprocessor_config.json is unsupported. Expected {expected}. Received: {value!r}"
+    )
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ class WeightsFile:
                 if abs(largest) > LARGEST:
                     raise refuse(
                         self.path,
-                        f"{key!r} holds {largest:g}, too large for a weight, so it is probably damaged. If it is not "
-                        f"damaged, pass its SHA-256 as sha256=, or write this to {os.path.basename(self.path)}.sha256",
+                        f"{key!r} holds {largest:g}, too large for a weight, so the file is probably damaged. If it is "
+                        f"not, pass its SHA-256 as sha256=, or write it to {os.path.basename(self.path)}.sha256",
                     )
                 yield key, array
 
@@ -78,11 +78,11 @@ class WeightsFile:
 
 
 class RefusedError(ValueError):
-    """A file cannot be used, for the reason in the message."""
+    """A file cannot be used. The message contains the reason."""
 
 
 def refuse(path, what):
-    """Returns the error for a file that cannot be read, for the reason `what`."""
+    """Returns the error for a file that cannot be read. `what` is the reason, as text."""
     return RefusedError(f"Cannot read weights from {os.fsdecode(path)!r}: {what}.")
 
 
@@ -99,7 +99,7 @@ def imported(path, package, name):
 
 @contextlib.contextmanager
 def refusing_damage(path, what=None, also=()):
-    """Converts errors in a `with` block to a RefusedError. Errors of memory or disk stay, unless they are in `also`."""
+    """Converts errors in a `with` block to a RefusedError, but errors of memory or disk only if they are in `also`."""
     try:
         yield
     except RefusedError:
@@ -211,7 +211,10 @@ def _git_hash(path):
 
 
 def digest_in(sidecar, name):
-    """Returns the SHA-256 of `name` from `sidecar`, a file that `sha256sum` wrote, or None if it does not exist."""
+    """Returns the SHA-256 of `name` that the file `sidecar` contains, or None if there is no such file.
+
+    `sidecar` is in the format of `sha256sum`.
+    """
     if not os.path.exists(sidecar):
         return None
     if not os.path.isfile(sidecar):

@@ -20,7 +20,7 @@ class ShardedFile(WeightsFile):
         self._shards = {name: self._open_shard(name) for name in dict.fromkeys(self._map.values())}
         for key, name in self._map.items():
             if key not in self._shards[name].entries:
-                raise refuse(self.path, f"it maps {key!r} to {name!r}, which does not hold it")
+                raise refuse(self.path, f"it maps {key!r} to {name!r}, and that file does not hold {key!r}")
             self.entries[key] = self._shards[name].entries[key]
         self.verified = all(shard.verified for shard in self._shards.values())
         for name, shard in self._shards.items():
@@ -37,7 +37,7 @@ class ShardedFile(WeightsFile):
         for key, name in found.items():
             # Accept only plain file names. PureWindowsPath recognizes "/", "\\" and drives on every system.
             if not isinstance(name, str) or PureWindowsPath(name).name != name or name in ("", "..") or "\0" in name:
-                raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file beside it")
+                raise refuse(self.path, f"it maps {key!r} to {name!r}, expected the name of a file in the same folder")
         return found
 
     def _open_shard(self, name):
@@ -46,7 +46,7 @@ class ShardedFile(WeightsFile):
         if reader is None:
             raise refuse(self.path, f"it names the file {name!r}, expected {' or '.join(_SHARDS)}")
         if not os.path.exists(path):
-            raise FileNotFoundError(f"{self.path!r} names the file {name!r}, which is not beside it.")
+            raise FileNotFoundError(f"{self.path!r} names the file {name!r}, which is not in the same folder.")
         return reader(checked(path))
 
     def read(self, keys):
@@ -94,7 +94,7 @@ class HuggingFaceFolder(WeightsFile):
         self.verified = self._weights.verified and (self.verified or FACTS in self.facts)
 
     def _preprocessor(self):
-        """Returns the settings of the image processor, from processor_config.json first, as transformers does."""
+        """Returns the settings of the image processor. Like transformers, tries processor_config.json first."""
         processor = self._json("processor_config.json")
         inner = processor.get("image_processor") if isinstance(processor, dict) else None
         return inner if isinstance(inner, dict) else self._json("preprocessor_config.json")

@@ -105,13 +105,19 @@ class H5File(WeightsFile):
         return refuse(self.path, f"{name[:40]!r}... is a long name, or nested more than {_DEEPEST} deep")
 
     def _attribute(self, item, name, default):
-        """Returns an attribute. Raises an error for too many elements, because all could refer to one long text."""
+        """Returns an attribute. Raises an error if it has too many elements.
+
+        All elements may refer to one long text in the file, and each would be read as a copy.
+        """
         if name in item.attrs and math.prod(item.attrs.get_id(name).shape) > _MOST_NAMES:
             raise refuse(self.path, f"the attribute {name!r} of {item.name!r} has more than {_MOST_NAMES} parts")
         return item.attrs.get(name, default)
 
     def _names(self, file, folders):
-        """Yields the names of the layers that contain an array. Leaves out the model's name, because it can be any."""
+        """Yields the names of the layers around an array. `folders` is the array's path in the file.
+
+        Leaves out the name of the model, because users may choose any name.
+        """
         for depth in range(1, len(folders) + 1):
             variables = file.get("/".join((*folders[:depth], "vars")))
             if variables is not None:

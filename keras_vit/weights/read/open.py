@@ -33,7 +33,8 @@ def _reader(path, head):
         return H5File
     if _TORCH in head:
         return PthFile
-    # A .safetensors file begins with the length of its header in 8 bytes. The last byte is 0, which no text contains.
+    # A .safetensors file begins with the length of its header in 8 bytes. The last of these bytes is 0, which no text
+    # contains.
     if head[7:9] == b"\0{":
         return SafetensorsFile
     if head.lstrip().startswith(b"{"):

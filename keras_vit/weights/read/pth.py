@@ -22,7 +22,11 @@ _WRAPPERS = (
 
 
 class PthFile(WeightsFile):
-    """A state dict of float tensors, perhaps under the key `facts["wrapper"]`. Skips the keys `facts["others"]`."""
+    """A .pth file with a state dict of float tensors.
+
+    `facts["wrapper"]` is the key of the state dict in the file, or None if the file is only this state dict.
+    `facts["others"]` are the keys of other state dicts, which are not read.
+    """
 
     container = "pth"
 
@@ -113,7 +117,10 @@ class PthFile(WeightsFile):
 
 
 def _average(found):
-    """Returns the averaged state dict in `found`, which is `found` or `found["module"]`; None if there is none."""
+    """Returns the state dict of averaged (EMA) weights in `found`, or None if there is none.
+
+    `found` is either this state dict, or a dict that contains it under the key "module".
+    """
     import torch
 
     if isinstance(found, dict) and isinstance(found.get("module"), dict):

@@ -32,7 +32,10 @@ def index_in(folder):
 
 
 class TensorFlowCheckpoint(WeightsFile):
-    """A checkpoint of TensorFlow 1. `path` is its .index or .data file. Reads moving averages in place of variables."""
+    """A checkpoint of TensorFlow 1. `path` is its .index or .data file.
+
+    If the checkpoint contains the moving average of a variable, reads this average instead of the variable.
+    """
 
     container = "tensorflow"
 
