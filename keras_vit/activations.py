@@ -18,7 +18,7 @@ def quick_gelu(x):
     return x * ops.sigmoid(1.702 * x)
 
 
-# Models that version 0.2 saved contain this name for ReLU.
+# Models that version 0.2 saved contain the name "relu_with_nan" for ReLU.
 keras.saving.get_custom_objects()["keras_vit>relu_with_nan"] = keras.activations.relu
 _OWN = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 

@@ -62,7 +62,7 @@ def _int(name, value, least, most):
 
 
 def pair(name, value, most=MOST):
-    """Returns (height, width) from a pair, or from an integer for both; raises if a side is not 1 to `most`."""
+    """Returns (height, width) from a pair or from one integer for both; raises if a side is not from 1 to `most`."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise invalid(name, "an integer or (height, width)", value)
@@ -148,7 +148,7 @@ def instance(name, value, kinds, expected=None):
 
 
 def found(name, value, get, expected):
-    """Returns `get(value)` for a function of Keras. Its errors become a ValueError about the argument `name`."""
+    """Returns `get(value)`. `get` is a function of Keras, and its errors become a ValueError about `name`."""
     try:
         return get(value)
     except (ValueError, TypeError):
@@ -194,7 +194,7 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns the (rows, columns) of whole patches in an image. The sides of the image may be None or tensors.
+    """Returns how many whole patches an image contains, as (rows, columns). Its sides may be None or tensors.
 
     `stride` is the total stride of the ResNet before the patch embedding, 1 without a ResNet.
     """
@@ -221,7 +221,7 @@ def takes(expected, received):
 def image_shape(name, received, expected, owner=""):
     """Raises if images of shape `received` do not match the model's input shape `expected`. None matches any size.
 
-    `owner` is text for the error after `expected`, such as " for model 'vit_B16'".
+    The error contains `owner`, such as " for model 'vit_B16'", after the expected shape.
     """
     if takes(expected[1:], received[1:]):
         return
@@ -236,7 +236,7 @@ def image_shape(name, received, expected, owner=""):
 def arrays(name, value):
     """Returns `value`, a model's input: an array, or a dict or list of arrays.
 
-    Raises a ValueError if an array has fewer than two axes, or if a NumPy array does not contain finite numbers.
+    Raises a ValueError if an array has fewer than two axes, or if a NumPy array contains anything but finite numbers.
     """
     import keras  # Import Keras here, because `keras-vit --help` imports this file and must not wait for Keras.
 

@@ -20,7 +20,7 @@ TASKS = ("single_label", "multi_label", "regression")
 # larger number is damaged.
 MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
-# Images are scaled in float32, so no `std` may be below _SMALLEST, and no constant above _LARGEST.
+# Images are scaled in float32, so no `std` may be below _SMALLEST, and no number in a `Preprocessing` above _LARGEST.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 # {interpolation filter: the only value of `antialias` that it allows}.
 _ANTIALIAS = {"nearest": False, "area": True}
@@ -142,7 +142,7 @@ class Preprocessing:
         return dataclasses.replace(self, **{**usual, **changes})
 
     def check_channels(self, channels):
-        """Raises if `mean` or `std` does not contain 1 or `channels` values."""
+        """Raises if the number of values in `mean` or `std` is neither 1 nor `channels`."""
         for name in ("mean", "std"):
             constants = getattr(self, name)
             if len(constants) not in (1, channels):
@@ -204,7 +204,7 @@ class ModelConfig:
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     # If True, the model scales raw images of 0..255 itself.
     include_preprocessing: bool = checked(arguments.boolean, default=False)
-    # The fields below do not change the outputs, so configs that differ only in them are equal.
+    # The fields below do not change the outputs, so configs that differ only in these fields are equal.
     class_names: tuple[str, ...] | None = dataclasses.field(default=None, compare=False)
     task: str = checked(arguments.choice, TASKS, default="single_label", compare=False)
 

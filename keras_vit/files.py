@@ -123,7 +123,7 @@ def remove_abandoned(folder, pattern):
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # If a process was killed between the two renames of `put_folder`, the draft has the only copy. Keep it.
+        # If a process was killed between the two renames of `put_folder`, the draft contains the only copy.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if lock is not None and not halfway:
             shutil.rmtree(draft, ignore_errors=True)

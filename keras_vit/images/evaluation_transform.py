@@ -72,7 +72,7 @@ class EvaluationTransform:
 
     @property
     def fill(self):
-        """The value of padded pixels, or one per channel: the mean in `preprocessing`, as an integer of 0..255."""
+        """The value of padded pixels: the mean in `preprocessing` as an integer of 0..255, or one per channel."""
         offset, _ = self.preprocessing.offset_and_scale
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 
@@ -107,7 +107,7 @@ class EvaluationTransform:
             image = tf.image.resize(image, self.image_size, interpolation)
             return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
         new, start = self.plan(shape, tf)
-        # Compute only the crop. A whole image of 1 x 16,384 pixels would be resized to 224 x 3.7 million pixels.
+        # Compute only the crop. The whole resized image may be huge: 1 x 16,384 pixels become 224 x 3.7 million pixels.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
         if interpolation == "nearest":
             for axis in (0, 1):

@@ -117,7 +117,7 @@ def _check_work(data, size, max_pixels):
 
 
 def num_scans(jpeg):
-    """Returns the number of scans of a JPEG, without the scans of thumbnails and of images after its end."""
+    """Returns the number of scans of a JPEG, without the scans of thumbnails and of images after the JPEG."""
     return sum(marker == SCAN for marker, _, _ in markers(jpeg))
 
 
@@ -181,7 +181,7 @@ def _texts(encoded):
     def step(start, found):
         head = tf.strings.substr(encoded, tf.cast(start, "int32"), 8)
         length, name = tf.unstack(tf.cast(tf.io.decode_raw(head, "int32", little_endian=False), "int64"), num=2)
-        # The length is an unsigned number. The last chunk may lack its checksum of 4 bytes.
+        # The length is unsigned, but was read as a signed number. The last chunk may lack its checksum of 4 bytes.
         end = start + 8 + length % (1 << 32)
         end = tf.where((name == last) & (end <= tf.cast(size, "int64")), tf.cast(size, "int64"), end)
         return end + 4, found + tf.cast(tf.reduce_any(name == texts), "int64")
@@ -335,7 +335,7 @@ def upright(image, turn):
 
 
 def upright_in_tensorflow(image, encoded, magic):
-    """Does the same as `upright`. The orientation comes from the EXIF block after the bytes `magic` in the file."""
+    """Does the same as `upright`. Reads the orientation from the EXIF block after the bytes `magic` in `encoded`."""
     import tensorflow as tf
 
     turn = _turn_in_tensorflow(encoded, magic)

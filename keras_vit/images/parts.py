@@ -9,7 +9,7 @@ START, SCAN, END = 0xD8, 0xDA, 0xD9
 # This pattern excludes restart markers (D0 to D7) and escaped bytes (00), because they are inside a scan's data.
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"II\0*", b"MM*\0")
-# The number of bytes of a TIFF value, by the number of its type.
+# The number of bytes of a TIFF value. The index is the number of the value's type.
 _TYPES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
 
 

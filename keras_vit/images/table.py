@@ -31,8 +31,8 @@ class TableRows(dict):
 def read_columns(frame, argument="frame"):
     """Reads a DataFrame, dict or CSV file. Returns ({name: values}, lines, folder).
 
-    `lines` is ("row" or "line", the number of each row). Errors refer to rows by this word and number. `folder` is the
-    folder that relative paths in the table start from. `argument` is the name of `frame` in errors.
+    `lines` is ("row" or "line", the number of each row). Errors refer to a row by this word and its number. `folder` is
+    the folder that relative paths in the table start from. `argument` is the name of `frame` in errors.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
@@ -84,7 +84,7 @@ class CSVWriter:
 
 
 def integer(value):
-    """Parses an integer, which may be written "3" or 3.0; returns None if it is invalid."""
+    """Parses an integer, such as 3, 3.0 or "3"; returns None for other values."""
     try:
         return int(float(value)) if float(value) == int(float(value)) else None
     except (TypeError, ValueError, OverflowError):
@@ -140,7 +140,7 @@ def classes(cells, lines, class_names, num_classes, known=()):
 
 
 def several_classes(cells, lines, class_names, num_classes, separator, known=()):
-    """Parses cells of classes joined by `separator` to multi-hot labels. Returns the same tuple as `classes` does."""
+    """Parses cells of classes joined by `separator` to multi-hot labels. Returns a tuple of the items of `classes`."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
@@ -157,7 +157,7 @@ def _refuse_lists(cells, lines):
 
 
 def indicators(columns, label_columns, lines):
-    """Parses one column of 0 and 1 per class to multi-hot labels. Returns the same tuple as `classes` does."""
+    """Parses one column of 0 and 1 per class to multi-hot labels. Returns a tuple of the items of `classes`."""
     hint = ", or labels='float' for regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
@@ -165,7 +165,7 @@ def indicators(columns, label_columns, lines):
 
 
 def floats(columns, label_columns, lines):
-    """Parses columns of regression targets to lists of floats. Returns the same tuple as `classes` does."""
+    """Parses columns of regression targets to lists of floats. Returns a tuple of the items of `classes`."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)

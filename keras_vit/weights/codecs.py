@@ -8,7 +8,7 @@ import numpy as np
 class Identity:
     """The file has one array, equal to the model's weight. This is the base class of all codecs."""
 
-    # If an array contains several weights, the position of this weight. `save_weights` joins the weights in this order.
+    # The position of the weight in an array that contains several weights. `save_weights` joins them in this order.
     part = 0
     # True for a fused bias of queries, keys and values in which the bias of the keys is always 0.
     without_keys = False

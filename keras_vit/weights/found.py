@@ -122,8 +122,8 @@ class Found:
 def attempt_preprocessing(found, default, config, fields, read):
     """Sets the preprocessing in `found` to the values that `read()` returns, or marks it as unknown if `read` fails.
 
-    `fields` maps a key of `config` to the preprocessing fields that this key sets. If `config` has no such key, all
-    values are defaults, and their origin is `default`.
+    `fields` maps a key of `config` to the preprocessing fields that this key sets. If `config` has none of these keys,
+    all values are defaults, and their origin is `default`.
     """
 
     def preprocessing():

@@ -220,8 +220,8 @@ class Plan:
     def load(self, whole):
         """Loads the values, and returns the `LoadReport`.
 
-        With `whole`, either all weights change or none. This takes twice the model's memory. Functions that build a
-        new model set `whole` to False, so that each array is freed once it is loaded. If an array is damaged, the
+        If `whole` is True, either all weights change or none. This takes twice the model's memory. Functions that build
+        a new model set `whole` to False, so that each array is freed once it is loaded. If an array is then damaged, an
         error is raised, and the new model is unusable.
         """
         if whole:

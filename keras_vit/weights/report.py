@@ -14,7 +14,7 @@ NO_WEIGHTS = "holds no weights of the model"
 
 @dataclass
 class LoadReport:
-    """The result of loading a file: what happened to each weight of the file and the model. It prints as text.
+    """The result of loading a file: what happened to each weight of the file and the model. `print` shows it as text.
 
     Args:
         path: Path of the file.
@@ -72,7 +72,7 @@ class LoadReport:
     def log(self):
         """Logs the report to the logger "keras_vit": as info if there is nothing to check, otherwise as a warning.
 
-        It is a warning if model and file differ, a setting was assumed, or damage would not be noticed.
+        The report is a warning if model and file differ, a setting was assumed, or damage would not be noticed.
         """
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed or self.unchecked

@@ -202,7 +202,10 @@ def norm(ours, theirs):
 
 
 def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
-    """Returns the `names` entries of a block from its module names in the file. Leaves out queries, keys and values."""
+    """Returns the `names` entries of a transformer block, without those of its queries, keys and values.
+
+    The arguments are the names of the block's modules in the file.
+    """
     rows = {**norm(f"{BLOCK}norm_1", prefix + norm_1), **dense(f"{BLOCK}attention/out", prefix + out)}
     rows |= norm(f"{BLOCK}norm_2", prefix + norm_2)
     for i, theirs in enumerate((dense_1, dense_2), start=1):

@@ -177,7 +177,7 @@ def config_json(name, args, config, facts, source, arrays):
             **({} if names is None else {"label_names": list(names)}),
         },
         "model_args": args | ({} if config.in_channels == 3 else {"in_chans": config.in_channels}),
-        # timm has no key for the task, and ignores transformers' key.
+        # timm has no key for the task, so write transformers' key. timm ignores this key.
         **({} if config.task == "single_label" else {"problem_type": {v: k for k, v in TASKS.items()}[config.task]}),
     }
 

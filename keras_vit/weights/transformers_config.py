@@ -102,7 +102,7 @@ _HARMLESS_IN_CONFIG = (
 
 
 def read_folder(file, found, read):
-    """Reads the settings that all families share into `found`.
+    """Reads into `found` the settings that all families share.
 
     `read` are the keys of config.json that the code of the model's family reads.
     """
@@ -204,7 +204,7 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes a folder, config.json last. If writing fails, no partial file stays, and a new folder is removed."""
+    """Writes a folder; config.json is its last file. If writing fails, removes partial files, and the folder if new."""
     is_new = not path.exists()
     path.mkdir(exist_ok=True)
     try:

@@ -10,7 +10,7 @@ from keras_vit.weights.read.file import refuse, refusing_damage
 
 # An archive may expand to FACTOR x its size + SPARE bytes. Real weights expand to about twice their compressed size.
 FACTOR, SPARE = 5, 16_000_000
-# A pickle may have 1 / PICKLE_SHARE of the file's size + PICKLE_SPARE bytes. Reading a pickle can take 225 times its
+# A pickle in a file of n bytes may have n / PICKLE_SHARE + PICKLE_SPARE bytes. Reading a pickle can take 225 times its
 # size in memory. The pickle of a real file has about 200 bytes for each tensor.
 PICKLE_SHARE, PICKLE_SPARE = 16, 256_000
 # torch allows these functions in pickles, but each call of them can double the size of the result.

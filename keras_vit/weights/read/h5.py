@@ -17,7 +17,7 @@ _DEEPEST, _LONGEST, _MOST_NAMES = 100, 2_000, 50
 
 
 class H5File(WeightsFile):
-    """A .weights.h5 file of Keras 3. A key is layer names and a variable's number: "block_00/attention/qkv/0"."""
+    """A .weights.h5 file of Keras 3. A key joins layer names and a variable's number: "block_00/attention/qkv/0"."""
 
     # The format has no checksums, and some damage makes HDF5 itself hang or crash.
     container = "h5"

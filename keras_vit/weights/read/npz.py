@@ -10,11 +10,11 @@ import numpy as np
 from keras_vit.weights.read.bounds import open_archive
 from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
-# keras_vit writes metadata in the zip comment. The checksum of the comment has this key. Zip itself stores no checksum
-# of the comment.
+# keras_vit writes metadata in the zip comment, and a checksum of the metadata under this key. Zip itself stores no
+# checksum of the comment.
 CHECKSUM = "keras_vit_crc32"
 
-# NumPy refuses longer headers of arrays.
+# The number of bytes to read of an array's header. NumPy refuses longer headers.
 _HEADER_BYTES = 10_100
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 

@@ -15,7 +15,10 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 class SafetensorsFile(WeightsFile):
-    """A .safetensors file of float arrays. `facts` is its metadata, with the JSON text at "keras_vit" parsed."""
+    """A .safetensors file of float arrays. `facts` is its metadata.
+
+    In the file, the value of the key "keras_vit" is JSON text. In `facts`, it is the parsed value.
+    """
 
     container = "safetensors"
 
