@@ -86,7 +86,7 @@ def _source(file, source):
                 f"{', '.join(inner)}. Save the state dict of one model to a file."
             )
         if not inner and source is not None:
-            fitting = [name for name, each in known.items() if each.matches(file.entries)] or known
+            fitting = dict.fromkeys(each.name for each in _all_sources() if each.matches(file.entries)) or known
             expected = f"one of {', '.join(map(repr, fitting))}, or None to recognise it by the file's keys"
             raise arguments.invalid("source", expected, source, known)
         if not inner:
