@@ -148,9 +148,9 @@ keras_vit.inspection.plot_predictions(images, truth[hardest], probabilities[hard
 # %% [markdown]
 # ## 5 Attention
 #
-# For each class, this is the held-out image to which the last model gives the highest probability of this class. The
-# bright patches contributed to this probability: `gradient_rollout` weights the attention of all blocks by the gradient
-# of the class.
+# The figure shows one held-out image of each class: the image for which the last model gives this class the highest
+# probability. The bright patches contributed to this probability: `gradient_rollout` weights the attention of all
+# blocks by the gradient of the class.
 
 # %%
 rows, values = held_out[-1]

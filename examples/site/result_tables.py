@@ -271,7 +271,10 @@ def curves():
 
 
 def low_precision():
-    """Returns a table of how many runs in low precision, with a high learning rate, kept finite losses and weights."""
+    """Returns a table that counts the low-precision runs whose losses and weights stayed finite.
+
+    All runs have a high learning rate.
+    """
     groups = {}
     for run in result("low_precision")["runs"]:
         groups.setdefault((run["backend"], run["model"], run["policy"]), []).append(run)
@@ -329,21 +332,18 @@ def ratio(spread):
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
-# The table of `peers` only has rows with this model, precision, batch size, options and activation.
-_MAIN_CASE = ("B/16@224", "float32", 8, "", "gelu")
+# The table of `peers` only has rows with this model, precision, batch size and activation, and with these options.
+_MAIN_CASE, _MAIN_OPTIONS = ("B/16@224", "float32", 8, "gelu"), ("", "jit_compile=True")
 
 
 def is_main_case(row):
     """Returns True if a row of throughput belongs in the table of `peers`."""
-    return tuple(row[name] for name in ("model", "dtype", "batch", "options", "activation")) == _MAIN_CASE
+    case = tuple(row[name] for name in ("model", "dtype", "batch", "activation"))
+    return case == _MAIN_CASE and row["options"] in _MAIN_OPTIONS
 
 
 def gpu_ratios():
-    """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU.
-
-    A peer is another package. If the peer's model is compiled, it is compared with our compiled model. If it is eager,
-    it is compared with our eager model.
-    """
+    """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU, as in `peers`."""
     rows = [row for row in result("gpu_h200")["rows"] if row["model"] == "B/16" and "samples" in row]
     ours = {(row["backend"], row["task"], row["name"]): row["samples"] for row in rows}
     ratios = {}
@@ -357,12 +357,17 @@ def gpu_ratios():
 
 
 def peers():
-    """Returns a table of our speed divided by the speed of each other package, for B/16 at 224 pixels."""
+    """Returns a table of our speed divided by the speed of each other package, for B/16 at 224 pixels.
+
+    If the peer's model is compiled, it is compared with our compiled model. If it is eager, it is compared with our
+    eager model.
+    """
     rows, on_gpu = {}, gpu_ratios()
     for backend, row in throughput_rows():
         if is_main_case(row):
             for side, found in row["ratios_subject_to_side"].get("wall", {}).items():
-                rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
+                if "keras_vit" not in side and side.endswith(" compiled") == bool(row["options"]):
+                    rows.setdefault((backend, side), {})[row["task"]] = ratio(found)
     cells = [
         [
             f"{BACKENDS[key[0]]}, against {key[1]}",

@@ -89,7 +89,7 @@ def cutout(image, pad, at):
 
 
 def official_contrast(image, factor):
-    """Blends gray (factor 0) and the image (factor 1). As in big_vision, gray is the number of pixels / 256."""
+    """Blends gray (factor 0) and the image (factor 1). Gray is height * width / 256, at most 255, as in big_vision."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 

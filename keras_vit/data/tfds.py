@@ -16,8 +16,8 @@ class Task:
     group: str
     num_classes: int
     label: str | Callable = "label"
-    validation: str | int = "validation"  # a TFDS split, or the percentage of "train" where its 200 images start
-    test: str | tuple[int, int] = "test"  # a TFDS split, or percentages of "train": the test set starts at their sum
+    validation: str | int = "validation"  # a TFDS split; or p for the 200 images of "train" that start at p %
+    test: str | tuple[int, int] = "test"  # a TFDS split; or (p, q) for the images of "train" that start at p % + q %
     gain: int = 1  # the factor that scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:

@@ -247,7 +247,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
     backend = keras.backend.backend()
     if kind != "data" and backend != "jax":
         expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}"
-        raise RuntimeError(f"{expected}. Received: {backend}, which supports 'data'.")
+        raise RuntimeError(f"{expected}. Received: {backend}, which supports only 'data'.")
     if backend == "tensorflow":
         import tensorflow as tf  # Keras 3 trains on several devices of TensorFlow only within the scope of a strategy.
 

@@ -200,7 +200,9 @@ def _scaling_constants(model, normalization):
         expected = "Expected a model whose images go straight to its `normalization` layer. Received: model"
         before = operations_before(model, normalization)
         if before is None:
-            raise ValueError(f"{expected} {model.name!r}, with this layer inside a model of a custom class. {advice}.")
+            raise ValueError(
+                f"{expected} {model.name!r}, in which this layer is inside a model of a custom class. {advice}."
+            )
         if changing := [operation.name for operation in before if not isinstance(operation, KEEP_SCALE)]:
             received = f"{model.name!r} with {', '.join(reversed(changing))} before it"
             raise ValueError(f"{expected} {received}. {advice}, with apply=True if the model takes raw images.")

@@ -177,7 +177,7 @@ def _rounded(size, by):
 
 
 def _weighted(image, first, weights, axis):
-    """Returns weighted sums of pixels along `axis`. `_weights` returns the arguments `first` and `weights`."""
+    """Returns weighted sums of pixels along `axis`. (`first`, `weights`) is the result of `_weights`."""
     # Move the axis to the front, so that all values of one row or column are contiguous in memory.
     image = np.ascontiguousarray(np.moveaxis(image, axis, 0))
     total = np.zeros((len(first), *image.shape[1:]), "float32")

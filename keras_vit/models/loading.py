@@ -243,7 +243,10 @@ def fields_of_file(file, found):
 
 
 def all_settings():
-    """Returns the names of all families' settings that change the outputs, but do not follow from the arrays."""
+    """Returns the names of the settings that change the outputs and that the arrays of a weight file do not show.
+
+    The settings of all families are included.
+    """
     return sorted({*_SETTINGS, *(name for family in FAMILIES.values() for name in family.settings)})
 
 

@@ -129,7 +129,10 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
 
 
 def _defaults(family, file, found, variant):
-    """Returns a variant's config fields; {} if it is None. Raises ValueError if the arrays determine its fields."""
+    """Returns the config fields of a variant, or {} if `variant` is None.
+
+    Raises ValueError if the arrays of the file already determine these fields.
+    """
     if variant is None:
         return {}
     if "variant" not in found.unknown:

@@ -121,7 +121,9 @@ def _images_in_folder(folder):
     images = [str(path) for path in files if path.suffix.lower() in endings and not path.name.startswith(".")]
     others = sorted({*map(str, files)} - {*images})
     if not images:
-        raise ValueError(f"Expected a folder of images. Received: {folder!r}, with {len(others)} other files")
+        raise ValueError(
+            f"Expected a folder of images. Received: {folder!r}, with no images and {len(others)} other files"
+        )
     if others:
         skipped = f"Skipped {len(others)} files in {folder} that are not images, such as {others[0]}"
         print(printable(skipped), file=sys.stderr)

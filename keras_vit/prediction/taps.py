@@ -84,7 +84,7 @@ class AttentionTaps:
             matrices = fuse(attention_weights(*call), axis=1)
             if discard is not None:
                 matrices = discard(matrices)
-            # The identity represents the residual branch.
+            # The identity matrix stands for the skip connection.
             matrices = matrices + ops.eye(matrices.shape[-1], dtype="float32")
             matrices = matrices / ops.sum(matrices, axis=-1, keepdims=True)
             product = matrices if product is None else ops.matmul(matrices, product)

@@ -69,7 +69,9 @@ def _checked(path, known, check):
     digest = update_digest(path)
     for origin, digits in known.items():
         if not digest.startswith(digits):
-            raise ValueError(f"Expected {str(path)!r} with the SHA-256 {digits}, as {origin}. Received: {digest}.")
+            raise ValueError(
+                f"Expected {str(path)!r} with the SHA-256 {digits}, which is {origin}. Received: {digest}."
+            )
     if not known:
         check(path)
     return digest

@@ -37,7 +37,7 @@ def test_model_devices_must_divide_the_devices(kind, number):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data"])
 def test_distributed_kinds_of_jax_are_refused_on_pytorch(kind, tmp_path):
-    says = r"Expected the JAX backend \(KERAS_BACKEND=jax\).*torch, which supports 'data'"
+    says = r"Expected the JAX backend \(KERAS_BACKEND=jax\).*torch, which supports only 'data'"
     with pytest.raises(RuntimeError, match=says), distributed(kind):
         pytest.fail("nothing is begun")
     with pytest.raises(RuntimeError, match=says):

@@ -198,7 +198,7 @@ def test_named_folder_precedes_cache_and_stays_unchanged(named, home, offline, m
     assert (home / f"{TI16.filename}.sha256").read_text() == f"{digest}  {TI16.filename}\n"
     assert zoo.fetch(TI16) == str(path)
     put(path, "others")
-    check_not_fetched(f"{re.escape(str(path))}.*, as pinned in", TI16)
+    check_not_fetched(f"{re.escape(str(path))}.*, which is pinned in", TI16)
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(named / "nowhere"))
     check_not_fetched("KERAS_VIT_WEIGHTS to name a folder. Received: .*nowhere", B16, NotADirectoryError)
 
@@ -216,7 +216,7 @@ def test_other_file_in_its_place_is_refused_unpinned(named, home, offline):
 def test_published_hash_is_checked_in_named_folder(named, home, offline):
     row = zoo.find("DeiTTi16.imagenet2012")
     path = put(named / row.filename, "weights")
-    check_not_fetched("with the SHA-256 a1311bcf, as in the published name", row)
+    check_not_fetched("with the SHA-256 a1311bcf, which is in the published name", row)
     assert path.exists() and not list(home.iterdir())
     digest = hashlib.sha256(b"weights").hexdigest()
     assert zoo.fetch(row._replace(sha256_prefix=digest[:8])) == str(path)

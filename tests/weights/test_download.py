@@ -150,7 +150,7 @@ def test_file_changed_at_source_is_refused(server, path):
 def test_pin_goes_to_given_folder_if_it_is_writable(server, path):
     path.write_bytes(server.body)
     confirm(path, pin=path.parent / "nowhere" / "weights.npz.sha256")
-    with pytest.raises(ValueError, match="with the SHA-256 00000000, as in the published name"):
+    with pytest.raises(ValueError, match="with the SHA-256 00000000, which is in the published name"):
         confirm(path, sha256_prefix="00000000", pin=path.parent / "nowhere" / "weights.npz.sha256")
     assert list(path.parent.iterdir()) == [path]
     cache = path.parent / "cache"

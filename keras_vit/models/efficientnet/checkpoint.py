@@ -104,8 +104,8 @@ def _normalization(file):
     mean, variance = (array.reshape(-1) for _, array in file.file.read(keys))
     imagenet = IMAGENET_PREPROCESSING["mean"], IMAGENET_PREPROCESSING["std"]
     if all(len(a) == 3 and max(abs(a - b)) < 1e-5 for a, b in zip((mean, variance), imagenet, strict=True)):
-        # The published files store ImageNet's standard deviations as variances. keras.applications divides by the
-        # square root of these numbers twice, which is a division by the standard deviations.
+        # In the published files, the array of variances contains ImageNet's standard deviations, not their squares.
+        # keras.applications divides by the square roots of these numbers twice, so by the standard deviations.
         return {"mean": imagenet[0], "std": imagenet[1]}
     return {"mean": tuple(map(float, mean)), "std": tuple(math.sqrt(float(value)) for value in variance)}
 
