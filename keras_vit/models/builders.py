@@ -95,7 +95,8 @@ IJEPAH14 = row("IJEPAH14", ViT, "H/14", **_IJEPA)
 IJEPAH16 = row("IJEPAH16", ViT, "H/16", **{"image_size": 448, **_IJEPA})
 IJEPAg16 = row("IJEPAg16", ViT, "g/16", **_IJEPA)
 
-# DINOv2's backbones: arXiv 2304.07193, appendix B. The models with registers (arXiv 2309.16588) have num_registers=4.
+# DINOv2's backbones: arXiv 2304.07193, appendix B. For the models with registers (arXiv 2309.16588), pass
+# num_registers=4.
 _DINOV2 = {"image_size": 518, "num_classes": 0, "layer_scale_init": 1e-5, **_DEIT}
 DINOv2S14 = row("DINOv2S14", ViT, "S/14", **_DINOV2)
 DINOv2B14 = row("DINOv2B14", ViT, "B/14", **_DINOV2)

@@ -18,7 +18,10 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 
 
 def sources():
-    """Returns {name: `Source`} for all families. Several families have a source "keras"; the dict contains the last."""
+    """Returns {name: `Source`} for all families.
+
+    Several families have a source named "keras". The dict contains only the one of the last such family.
+    """
     return {source.name: source for source in _all_sources()}
 
 
@@ -118,5 +121,6 @@ def recognise(keys, container, facts):
         own = (source for source in family.sources if source.name != "keras" and source.recognises(keys))
         if found := found or next(own, None):
             return found
-    # Check Keras' own files last, because files of keras.applications may have the same keys.
+    # Check the sources "keras" (Keras' .weights.h5 files) last, because files of keras.applications may have the same
+    # keys.
     return next((source for source in _all_sources() if source.name == "keras" and source.recognises(keys)), None)

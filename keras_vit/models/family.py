@@ -86,7 +86,10 @@ class FamilyModel(CheckedRuns, keras.Model):
         forward.follow_jit_compile(self, jit_compile)
 
     def compile_from_config(self, config):
-        """Compiles a loaded model with its saved settings. Keras ignores them if a class overrides `compile`."""
+        """Compiles a loaded model with its saved settings.
+
+        The method of Keras ignores these settings if a class overrides `compile`.
+        """
         # Do not check the loss, because files of earlier versions may contain any loss.
         self._configure(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
@@ -158,15 +161,15 @@ class Family:
 
     Args:
         config: Subclass of `ModelConfig`.
-        connect: Function `connect(images, config, **options)` that adds the model's layers to the normalized images,
+        connect: Function `connect(images, config, **options)` that applies the model's layers to the normalized images,
             and returns the outputs. The options (dropout rates, the head's initializer, rematerialization) do not
             change the inference of a trained model.
         builder: Name of the family's builder, such as "ViT".
         above: Names of the layers between the last block and the head.
         sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
             `Found`.
-        recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file, or None. If it
-            returns None, the `recognises` methods of `sources` are called.
+        recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file, or None. If this
+            function returns None, the `recognises` methods of `sources` are called.
         settings: Names of the config fields that change the outputs, but do not follow from the shapes of a file's
             arrays.
         fit: Function `fit(file, found, fields, given)` that checks config fields against a checkpoint, and returns a
@@ -210,7 +213,8 @@ class Family:
     def split(self, given, function=None):
         """Splits arguments into (config fields, options of `make`).
 
-        Arguments that are None are omitted, except for fields of the family's own config class that may be None.
+        An argument that is None is omitted, except if it is a field that may be None and that only some families have,
+        such as `head_dim`.
 
         Raises:
             ValueError: If a name is neither a field nor an option. The error names `function`, which the user called.
@@ -310,7 +314,10 @@ def build(family, variant, given, defaults=None, function=None):
 
 
 def completed(config, preprocessing, class_names):
-    """Returns a copy of the config with `class_names` and, unless it is None, `preprocessing`; checks both values."""
+    """Checks `preprocessing` and `class_names`, and returns a copy of the config with these values.
+
+    If `preprocessing` is None, the copy keeps the config's preprocessing.
+    """
     changes = {"class_names": arguments.class_names(class_names, config.num_classes)}
     if preprocessing is not None:
         changes["preprocessing"] = preprocessing_record(preprocessing).for_channels(config.in_channels)
@@ -349,7 +356,10 @@ def dense_head(x, config, head_init, name="head"):
 
 
 def cut_from(model, inputs, outputs, **kwargs):
-    """Returns a new model from `inputs` to `outputs`, tensors of `model`. It is a `FamilyModel` if `model` is one."""
+    """Returns a new model from `inputs` to `outputs`, which are tensors of `model`.
+
+    The new model is a `FamilyModel` if `model` is a `FamilyModel`.
+    """
     kind = FamilyModel if isinstance(model, FamilyModel) else keras.Model
     return kind(inputs, outputs, **kwargs)
 

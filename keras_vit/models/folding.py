@@ -63,7 +63,7 @@ def _layers_to_fold(model):
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
-    # In a model of any image size, the position embedding also gets the images, but reads only their size.
+    # If a model takes images of any size, the position embedding also gets the images, but reads only their size.
     others = [reader.name for reader in readers if not isinstance(reader, (PatchEmbedding, PositionEmbedding))]
     if others or embedding not in readers or any(x is scaled for x in model.outputs):
         raise ValueError(

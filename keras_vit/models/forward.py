@@ -7,7 +7,7 @@ import keras
 
 from keras_vit import arguments
 
-REMEDY = "Install a C++ compiler, such as g++, and for a GPU its Triton package, or train without compilation"
+REMEDY = "Install a C++ compiler, such as g++ (and Triton for a GPU), or train without compilation"
 
 
 def follow_jit_compile(model, jit_compile):
@@ -25,8 +25,8 @@ def set_compiled(model, compiled=True):
     `compiled=False` makes the forward passes eager again.
 
     Raises:
-        ValueError: If `compiled` and the model has no layers of this package.
-        RuntimeError: If PyTorch cannot compile on the device of the model.
+        ValueError: If `compiled` is True and the model has no layers of this package.
+        RuntimeError: If `compiled` is True and PyTorch cannot compile on the device of the model.
     """
     passes = list(_forward_passes(model))
     if compiled and not passes:
@@ -41,7 +41,7 @@ def set_compiled(model, compiled=True):
 
 
 def why_not(model):
-    """Returns the reason why PyTorch cannot compile on the device of a model; None if it can."""
+    """Returns the reason why PyTorch cannot compile on the device of a model; None if PyTorch can."""
     return _why_not(model.variables[0].value.device)
 
 

@@ -24,7 +24,10 @@ def nodes_before(tensors):
 
 
 def operations_before(model, layer):
-    """Returns the operations before a layer in a model and its nested models; None if the layer is in none of them."""
+    """Returns the operations before a layer in a model and its nested models.
+
+    Returns None if neither the model nor a nested model contains the layer.
+    """
     for operation, inputs in nodes_before(model.outputs):
         within = [] if operation is layer else None
         if is_graph(operation):

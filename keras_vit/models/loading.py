@@ -51,8 +51,8 @@ def load_weights(
         path: Path of a file or folder, or name of a model on a hub. The file is an .npz of the official code, of
             big_vision or of BiT; a .safetensors or .pth state dict; a .weights.h5 or .keras file of Keras; or the .h5
             of an EfficientNet from keras.applications. Code in a .pth file is not run. The folder is from timm, from
-            Hugging Face or from a training run. For a TensorFlow 1 checkpoint, which needs TensorFlow, pass its
-            folder or its .index file. A name on a hub is `hf://owner/name[@revision][/file or folder]` or
+            Hugging Face or from a training run. If the checkpoint is from TensorFlow 1, pass its folder or its .index
+            file, and install TensorFlow. A name on a hub is `hf://owner/name[@revision][/file or folder]` or
             `kaggle://owner/model/framework/variation[/version][/file]`. The revision is a branch, tag or commit. The
             files of a hub are downloaded once.
         source: The code base that wrote the file: "official", "big_vision", "bit", "timm", "timm_bit", "timm_coatnet",

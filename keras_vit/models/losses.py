@@ -50,9 +50,9 @@ def recognised_loss(loss):
 
 
 def loss_mismatch(loss, probable):
-    """Returns the error message for a `Loss` that expects logits if the model outputs probabilities, or the reverse.
+    """Returns the error message for a `Loss` that does not fit the outputs of a model.
 
-    `probable` is True if the model outputs probabilities.
+    If `probable` is True, the model outputs probabilities and the loss expects logits. If False, the reverse.
     """
     line = f"loss=keras.losses.{loss.keras_class}({'' if probable else 'from_logits=True'})"
     remedy = f"{line}, or build the model with classifier_activation=None" if probable else line

@@ -107,8 +107,8 @@ def from_pretrained(
 def load_variant(family, variant, weights, given, options, defaults, function=None):
     """Builds a variant and loads weights into it.
 
-    The sizes are the variant's. Every other setting is from the first of these that contains it: `given`, the file,
-    `defaults`.
+    The sizes are from the variant. Every other setting is from the first of these that contains it: `given` (the
+    user's arguments), the file, `defaults`.
     """
     architecture = function or (architecture_name(variant) if family.name == "vit" else f"{family.builder}{variant}")
     row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
@@ -185,7 +185,10 @@ def _resolve(family, file, found, given, defaults, *, sizes=(), skip=(), interpo
 
 
 def _tables(family, found, fields, given):
-    """Returns the fields of the position table. A model of any image size has a table of the file's size."""
+    """Returns the config fields that set the size and the resizing of the position table, as a dict.
+
+    If the model takes images of any size, its table is as large as the table in the file.
+    """
     any_size, table = (None, None), family.config.table_field
     if table is None or table in given:
         return {}

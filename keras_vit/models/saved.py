@@ -49,11 +49,11 @@ def _load(path):
         if (version := _keras_version(path)) is not None and _numbers(version) > _numbers(keras.__version__):
             raise ValueError(
                 f"Cannot read {path!r}. Keras {version} saved it, and Keras {keras.__version__} is installed. Install "
-                f"that version or a newer one: pip install 'keras>={version}'. {error}"
+                f"Keras {version} or newer: pip install 'keras>={version}'. {error}"
             ) from error
         # Keras raises TypeError for an unknown layer.
         raise ValueError(
-            f"Cannot read {path!r}. Load a model with your own layers in Python, after defining the layers. {error}"
+            f"Cannot read {path!r}. If the model has your own layers, define them in Python and load it there. {error}"
         ) from error
     except _DAMAGE as error:
         raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
@@ -93,7 +93,7 @@ class SavedModel(WeightsFile):
 
     def identified(self):
         """Returns (`SavedSource`, key prefix ""). Raises ValueError if the file has no complete keras_vit model."""
-        model, expected = self.model, f"Expected {self.path!r} to contain a whole model of a builder of this package."
+        model, expected = self.model, f"Expected {self.path!r} to contain a whole model built by keras_vit."
         if not isinstance(model, FamilyModel):
             raise ValueError(
                 f"{expected} Received: a {type(model).__name__}. Load the file by from_pretrained(path), without other "

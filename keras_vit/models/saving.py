@@ -39,12 +39,13 @@ def save_weights(
             a model card is added. A missing repository is created as a public one.
         format: "npz" for the official code, which is in Flax for ViT and in TensorFlow for BiT. "big_vision" for an
             .npz that big_vision's `load` reads. "timm" for a state dict if the path ends in .safetensors. If the path
-            ends differently, "timm" writes a folder for `timm.create_model("local-dir:...")`. This needs an
-            architecture of timm with the model's settings. "huggingface" for a folder of the transformers class with
-            the same outputs: ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
+            ends differently, "timm" writes a folder for `timm.create_model("local-dir:...")`. The folder can be
+            written only if an architecture of timm has the model's settings. "huggingface" for a folder of the
+            transformers class with the same outputs: ViT, DeiT, I-JEPA, DINOv2, DINOv3, SigLIP, CLIP or BiT.
         allow: Names of settings in which the model may differ from the code that reads the format: "activation",
-            "layer_norm_epsilon", "resnet_epsilons", "pool_padding". If you load such a state dict in timm, pass the
-            setting to timm, for example `act_layer="gelu_tanh"`. A timm folder contains the activation and epsilon.
+            "layer_norm_epsilon", "resnet_epsilons", "pool_padding". If you allowed a setting and load the state dict in
+            timm, pass the setting to timm, for example `act_layer="gelu_tanh"`. A timm folder contains the activation
+            and the epsilon.
 
     Raises:
         ValueError: If the format is unknown or cannot hold the model's weights, or if the library that reads the format
@@ -110,12 +111,13 @@ def save_weights(
 
 
 def _num_prefix_positions(format, counts, here, grid):
-    """Returns the number of position embeddings that a file contains for prefix tokens.
+    """Returns the number of position embeddings that a file of this format contains for prefix tokens.
 
-    `counts` is {weight of prefix tokens: number of tokens}, and `here` is the number of such positions in the model.
+    `counts` is {weight of prefix tokens: number of tokens}. `here` is the number of position embeddings that the model
+    has for prefix tokens, and `grid` is the (rows, columns) of its patches.
     """
     if format == "timm":
-        # timm has positions for all prefix tokens or none (`no_embed_class`); distilled models have all.
+        # A timm model has positions for all prefix tokens, or for none (`no_embed_class`). A distilled model has all.
         return sum(counts.values()) if here or "distillation_token/tokens" in counts else 0
     if format == "big_vision":
         # big_vision's models have no positions for prefix tokens. If big_vision's `load` finds one position before a
@@ -151,7 +153,7 @@ def _refusal(format, model, what, hint=""):
 
 def _check(model, format, source, fields, variables, allow, settings_are_stored):
     """Raises ValueError if the library that reads the format would compute other outputs than the model."""
-    # Only older versions of timm have pre_logits, so the format cannot store these weights.
+    # Only older versions of timm have a layer pre_logits, so the format cannot store the weights of this layer.
     unknown = {"pre_logits/kernel"} if source.name == "timm" else set()
     nameless = [weight for weight in variables if source.find(weight) is None or weight in unknown]
     if nameless:
@@ -195,7 +197,7 @@ def _unwritten(model, format, source, fields):
     if format in ("timm", "huggingface") and activation != "linear":
         yield f"classifier_activation={activation!r}. Build the model without this activation"
     if source in ("timm", "timm_bit", "huggingface_bit") and len(fields.get("stages") or ()) > 4:
-        yield "a ResNet of more than four stages, whose last stage would be dilated"
+        yield "a ResNet of more than four stages. The library that reads the format would dilate the later stages"
     if config.family != "vit":
         return
     # Check these settings only for the official formats. `timm_folder` and `transformers_folder` check the settings for

@@ -22,7 +22,7 @@ class TrainingWrapper(CheckedRuns, keras.Model):
         return self.plain_model
 
     def forward_passes(self):
-        """Returns models and (object, method name) pairs. On PyTorch, `jit_compile=True` compiles all of them."""
+        """Returns the models and the (object, method name) pairs that `jit_compile=True` compiles on PyTorch."""
         return [self.plain_model]
 
     def compile(self, *args, jit_compile="auto", **kwargs):

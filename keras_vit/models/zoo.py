@@ -81,7 +81,10 @@ def resolve(architecture, tag):
 
 
 def local_path(weights, architecture):
-    """Returns the path of `weights`: a file, a folder, or a tag, which is downloaded if needed."""
+    """Returns the local path of `weights`, which is a path, a model name on a hub, or a tag of `architecture`.
+
+    Missing files of a hub or a tag are downloaded.
+    """
     path = hub.local_path(os.fspath(weights))
     row = find(f"{architecture}.{path}")
     if row is None and os.path.exists(path):

@@ -336,7 +336,7 @@ def test_image_size_beyond_the_arrays_is_refused(tmp_path, method):
     file, found = read(tmp_path / "model.npz")
     stated = found.resolve({})
     check_positions(file, stated)
-    with pytest.raises(ValueError, match="Received: 17. Pass the image_size= of its model"):
+    with pytest.raises(ValueError, match="Received: 17. Pass the image_size= of the model in the file"):
         check_positions(file, {**stated, "position_embedding": method, "image_size": (40_000, 40_000)})
     check_positions(file, {**stated, "position_embedding": "none", "image_size": (40_000, 40_000)})
     file.weights.clear()

@@ -9,7 +9,10 @@ from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 
 def conv_options(pre_activation, epsilons):
-    """Returns options of `StandardizedConv2D`, for BiT if `pre_activation`, else for the ResNets of hybrids."""
+    """Returns the options of `StandardizedConv2D` in a ResNet with these arguments of `Bottleneck`.
+
+    `pre_activation` is True for BiT and False for the ResNets of hybrids.
+    """
     padding = "symmetric" if pre_activation else "same"
     if epsilons == "timm":
         return {"padding": padding, "epsilon": 1e-8, "epsilon_added_to": "variance"}
@@ -19,7 +22,7 @@ def conv_options(pre_activation, epsilons):
 
 
 def norm_options(pre_activation, epsilons):
-    """Returns options of `GroupNormalization`; the arguments are as in `conv_options`."""
+    """Returns the options of `GroupNormalization`; the arguments are as in `conv_options`."""
     return {"groups": 32, "epsilon": 1e-5 if pre_activation or epsilons == "timm" else 1e-6}
 
 

@@ -20,7 +20,7 @@ class StandardizedConv2D(Layer):
         strides: Int, or (vertical, horizontal), in pixels.
         padding: "same" or "symmetric". "same" is as in TensorFlow: if the padding of an axis is odd, the bottom or
             right side gets the extra pixel. "symmetric" adds `kernel_size // 2` pixels on each side, and needs odd
-            kernel sizes. The results differ only if `strides` is above 1.
+            kernel sizes. If the sizes are odd, the two paddings differ only if `strides` is above 1.
         epsilon: Float, avoids division by zero.
         epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
         kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.

@@ -52,8 +52,8 @@ class ViTConfig(ModelConfig):
         resnet_epsilons: The code base whose epsilons the ResNet uses: "official" or "timm".
         pooling: "token" (class token), "gap" (mean of the patches), "token_gap" (both, concatenated), "map" (attention
             pooling) or "none" (all tokens).
-        position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset,
-            in each attention), "sincos2d" (fixed) or "none".
+        position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset
+            between two tokens, in each attention layer), "sincos2d" (fixed) or "none".
         position_interpolation: The method that resizes the position table for another image size, at run time or from a
             file: "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
         grid_size: (rows, columns) of the position table if `image_size` is (None, None). None: the grid of images of
@@ -64,7 +64,7 @@ class ViTConfig(ModelConfig):
             mean of both heads' logits.
         distillation_head: Bool; False omits the head `head_dist`.
         return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
-        num_registers: Int, the number of register tokens, without position embeddings.
+        num_registers: Int, the number of register tokens, which have no position embeddings.
         rotary_embedding: The kind of rotary positions, "dinov3", "eva02" or "axial" (RoPE-ViT), as in
             `RotaryEmbedding`. They are used in addition to `position_embedding`. None for no rotary positions.
         rotary_grid: (rows, columns) of a grid. The rotary positions of any other grid are scaled to this grid, as in
@@ -72,7 +72,7 @@ class ViTConfig(ModelConfig):
         patch_bias: Bool, whether the patch embedding has a bias.
         norm_before_blocks: Bool, whether to normalize the tokens before the first block, as in CLIP.
         norm_after_pooling: Bool; True normalizes the pooled vector (layer `fc_norm`) instead of all tokens.
-        projection_dim: Int, the width of a dense layer without bias after the pooling, as in CLIP; None for none.
+        projection_dim: Int, the width of a dense layer without bias after the pooling, as in CLIP. None: no such layer.
         representation_size: Int, the width of a dense tanh layer before the head; None for no such layer.
         layer_scale_init: Float, the initial value of LayerScale; None for no LayerScale.
         qk_norm: Bool, whether to layer-normalize queries and keys.
@@ -188,7 +188,7 @@ class ViTConfig(ModelConfig):
         width, remainder = divmod(self.hidden_dim, self.num_heads)
         yield width, "at least as many channels as heads", "hidden_dim", "num_heads"
         holds = self.head_dim == width or (self.head_dim is None and not remainder)
-        expected = f"head_dim={width}, hidden_dim // num_heads, or a `num_heads` that divides `hidden_dim`"
+        expected = f"head_dim={width} (hidden_dim // num_heads), or a `num_heads` that divides `hidden_dim`"
         yield holds, expected, "hidden_dim", "num_heads", "head_dim"
         expected = "heads of a multiple of 4 channels if `rotary_embedding` is set"
         yield not self.rotary_embedding or width % 4 == 0, expected, "rotary_embedding", "hidden_dim", "num_heads"
@@ -211,7 +211,7 @@ class ViTConfig(ModelConfig):
             "the distillation token has a head"
         )
         yield plain or not self.has_distillation_head, expected, *names
-        expected = "distillation_token=True with its head, and num_classes above 0, if return_both_heads=True"
+        expected = "distillation_token=True, distillation_head=True and num_classes above 0 if return_both_heads=True"
         holds = not self.return_both_heads or (self.has_distillation_head and self.num_classes)
         yield holds, expected, "distillation_token", "distillation_head", "num_classes"
         holds = not self.norm_after_pooling or self.pooling in ("token", "gap")

@@ -140,7 +140,7 @@ def fields_from_folder(path, config):
 
 
 def _with_rotary(path, found, args):
-    """Returns the fields `found`, with the rotary positions that `args`, the folder's `model_args`, selects."""
+    """Returns the fields `found` with the rotary positions that `args`, the `model_args` of the folder, select."""
     given = {key: args[key] for key in ROPES["eva02"] if key in args}
     kind = found.get("rotary_embedding")
     used = args.get("use_rot_pos_emb", kind is not None)
@@ -190,7 +190,7 @@ def unknown_of_arrays(weights, spelled_as_eva, gated):
             "timm's models with these arrays pool the class token or the mean of the patches",
         ),
         ("pooling", pool and token, "timm's models with these arrays have different attention poolings"),
-        ("num_heads", norm_of_all and not (token or pool), "timm's models with these arrays differ in their heads"),
+        ("num_heads", norm_of_all and not (token or pool), "timm's models with these arrays differ in num_heads"),
         (
             "activation",
             "norm_before_blocks/gamma" in weights or (not token and norm_of_all),

@@ -34,7 +34,7 @@ class Variant(NamedTuple):
 # Ti and S: DeiT (arXiv 2012.12877), table 1. B, L, H: the ViT paper (arXiv 2010.11929), table 1. g, G: Scaling Vision
 # Transformers (arXiv 2106.04560), table 2. SO400M: Getting ViT in Shape (arXiv 2305.13035), as SigLIP uses it. g-opt:
 # SigLIP 2 (arXiv 2502.14786). S+, H+, 7B: DINOv3 (arXiv 2508.10104). DINOv2G: DINOv2's g (arXiv 2304.07193), table 17.
-# EVA02...: EVA-02 (arXiv 2303.11331). If a paper omits the MLP widths, they are from its code.
+# EVA02...: EVA-02 (arXiv 2303.11331). If a paper omits the MLP widths, they are from the paper's code.
 SIZES = {
     "Ti": Size(192, 12, 768, 3),
     "S": Size(384, 12, 1536, 6),
@@ -85,7 +85,10 @@ def decode_variant(variant):
 
 
 def _meant(variant):
-    """Returns an error's end, or "". It suggests a variant for another package's name, such as "vit_base_patch16"."""
+    """Returns the end of an error message. It suggests the variant that is closest to the unknown name `variant`.
+
+    `variant` may be a name of another package, such as "vit_base_patch16". If no variant is close, returns "".
+    """
     if not isinstance(variant, str):
         return ""
     plain = re.sub(r"vit|deit|patch|(?<=\d)[_-]\d{3}$", "", variant.lower())
@@ -113,7 +116,10 @@ def name_from_fields(fields):
 
 
 def num_heads_from_sizes(hidden_dim, num_layers, mlp_dim, gated_mlp=None):
-    """Returns the number of heads of the sizes with these dimensions; None if no size fits or the numbers differ."""
+    """Returns the number of heads that all rows of `SIZES` with these dimensions have.
+
+    Returns None if no row has these dimensions, or if such rows have different numbers of heads.
+    """
     rows = [row for row in SIZES.values() if row[:3] == (hidden_dim, num_layers, mlp_dim)]
     numbers = {row.num_heads for row in rows if gated_mlp in (None, row.gated_mlp)}
     return numbers.pop() if len(numbers) == 1 else None

@@ -1,4 +1,4 @@
-"""Reads the config of a ViT from a checkpoint, in the steps that all sources share."""
+"""Reads the config of a ViT from a checkpoint. The steps in this module are the same for all sources."""
 
 import math
 import numbers
@@ -32,7 +32,10 @@ _POSITIONS = "position_embedding/embeddings"
 
 
 def read_config(file, grid_size=None):
-    """Returns the config fields of a `CanonicalFile` as a `Found`; `grid_size` is (rows, columns) of its positions."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`.
+
+    `grid_size` is the (rows, columns) of the position embeddings in the file, or None.
+    """
     entrance = "patch_embedding/kernel" if file.size("root_conv/kernel", 4, 3) is None else "root_conv/kernel"
     found = begin(file, entrance)
     if file.source.name in ("dinov2", "dinov2_original") and "registers/tokens" in file.weights:
@@ -106,7 +109,7 @@ def _read_arrays(file, found):
 
 
 def _read_what_sizes_show(file, found):
-    """Adds to `found` the config fields that are equal in all published models with these arrays or sizes."""
+    """Adds to `found` the config fields that are the same in all published models with these arrays or sizes."""
     weights = file.weights
     if "distillation_head" not in found.values:
         found.put(STATED, distillation_head="head_dist/kernel" in weights or "head/kernel" not in weights)
@@ -117,11 +120,12 @@ def _read_what_sizes_show(file, found):
         found.put(STATED, certain=False, layer_scale_init=1.0)
     if "num_heads" not in found.values and "num_heads" not in found.unknown:
         dims = (found.get(name) for name in ("hidden_dim", "num_layers", "mlp_dim"))
-        # Do not derive the heads of DINOv3. Some DINOv3 models have the sizes of other models, but other heads.
+        # Do not derive num_heads for DINOv3. Some DINOv3 models have the widths and the depth of another model, but
+        # another number of heads.
         known = not file.source.name.startswith("dinov3")
         published = vit.num_heads_from_sizes(*dims, found.get("gated_mlp")) if known else None
         if published is None:
-            found.leave("no published model has these widths and depth", "num_heads")
+            found.leave("the widths and the depth do not determine it", "num_heads")
         else:
             found.put(f"{KNOWN} models of these sizes", certain=False, num_heads=published)
     if "root_conv/kernel" in file.weights:
@@ -226,5 +230,5 @@ def check_positions(file, fields):
     if rows * columns > held:
         raise ValueError(
             f"Expected {file.path!r} to contain the {rows * columns} position embeddings that images of "
-            f"{fields['image_size']} pixels need. Received: {held}. Pass the image_size= of its model."
+            f"{fields['image_size']} pixels need. Received: {held}. Pass the image_size= of the model in the file."
         )

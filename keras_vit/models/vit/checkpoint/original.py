@@ -34,7 +34,7 @@ def head_dim(file):
 
 
 def read_keras(file, found):
-    """Marks the fields that a Keras .weights.h5 file does not contain as unknown in `found`."""
+    """Marks fields as unknown in `found` if a Keras .weights.h5 file does not contain them."""
     if "num_heads" not in found.values:
         found.leave("keras files do not contain it", "num_heads")
     if file.facts.get("rotary"):

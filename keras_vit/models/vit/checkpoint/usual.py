@@ -8,7 +8,7 @@ _FIXED_POSITIONS = {"big_vision": "sincos2d", **dict.fromkeys(("timm", "deit", "
 
 
 def put_usual(file, found):
-    """Adds the settings that all models of the source share. Marks settings in which the models differ as unknown."""
+    """Adds the settings that all models of the source share. Marks a setting as unknown if the models differ in it."""
     source, origin = file.source, f"{DEFAULT} {file.source.name}"
     _put_preprocessing(file, found)
     _put_pooling(file, found)
@@ -56,7 +56,7 @@ def _put_pooling(file, found):
     if pooling == "token" and hidden.get(source, source in ("keras", "open_clip_timm")):
         found.leave("with a class token the arrays do not show it", "pooling")
     elif pooling == "token" and source in ("timm", "deit", "mae", "eva02", "open_clip"):
-        # With a class token, these code bases average the patches only if a norm follows.
+        # If there is a class token, these code bases average the patches only if a norm follows the pooling.
         found.put(origin, certain=False, pooling="gap" if normed else "token")
     else:
         found.put(origin, pooling=pooling)

@@ -43,6 +43,6 @@ class KerasSource(Source):
 
 
 def keras_source(family, first_block):
-    """Returns the `Source` of a family's .weights.h5 files. A file belongs to it if it has the layer `first_block`."""
+    """Returns the `Source` of a family's .weights.h5 files. A file fits if it has the layer `first_block`."""
     unknown = dict.fromkeys(("activation", "layer_norm_epsilon", "resnet_epsilons"))
     return KerasSource("keras", {}, family=family, mark=f"{first_block}/", **unknown)

@@ -1,7 +1,7 @@
 """The names of weights in original files of CLIP, DINO, DINOv2, DINOv3, MAE, I-JEPA, EVA-02 and OpenCLIP.
 
 Some keys of these files also occur in files of timm or transformers. The rules of this module distinguish the
-original files from them.
+original files from the files of these two libraries.
 """
 
 import dataclasses
