@@ -139,7 +139,10 @@ def _check(row, path):
 
 
 def _parameters(row):
-    """Returns the number of parameters of a ViT, without registers and LayerScale; None for other models."""
+    """Returns the number of parameters of a ViT, without registers and LayerScale.
+
+    Returns None for other families, and for variants with "+" in the name (hybrids, S+ and H+).
+    """
     family, variant = VARIANTS[row.architecture]
     if family != "vit" or "+" in variant:
         return None

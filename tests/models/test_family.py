@@ -133,7 +133,7 @@ def test_dict_changes_single_fields_of_the_preprocessing():
         ("mean", 0.5, r"Use preprocessing=keras_vit.Preprocessing\("),
         ("multi_label", True, 'Use task="multi_label"'),
         ("regression", False, 'Use task="regression" instead of True'),
-        ("variant", "base", r'Use a builder of all variants, as in keras_vit.ViT\("B/16"\)'),
+        ("variant", "base", r'Use a builder that takes a variant, such as keras_vit.ViT\("B/16"\)'),
         ("num_clases", 3, "Did you mean 'num_classes'"),
     ],
 )

@@ -83,5 +83,5 @@ BIT = Source(
 
 
 def recognise(keys, container, facts):
-    """Returns `TIMM_BIT` for keys of a timm ResNet with blocks like BiT's, or None. The stem may be unlike BiT's."""
+    """Returns `TIMM_BIT` for keys of a timm ResNet with blocks like BiT's, or None. It does not check the stem."""
     return TIMM_BIT if "stages.0.blocks.0.conv1.weight" in keys else None

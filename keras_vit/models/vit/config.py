@@ -24,7 +24,7 @@ def merged_tokens(name, value):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViTConfig(ModelConfig):
-    """The config of a Vision Transformer or hybrid: all settings that change its outputs.
+    """The config of a Vision Transformer, or of a hybrid with a ResNet: all settings that change the outputs.
 
     `keras_vit.ViT` takes each field as an argument.
 

@@ -194,7 +194,7 @@ def unknown_of_arrays(weights, spelled_as_eva, gated):
         (
             "activation",
             "norm_before_blocks/gamma" in weights or (not token and norm_of_all),
-            "timm's models with these arrays use several GELUs",
+            "timm's models with these arrays use different kinds of GELU",
         ),
         ("qkv_bias", bare, late),
         ("key_bias", spelled_as_eva and plain and token and norm_of_all, late),

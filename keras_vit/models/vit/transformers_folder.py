@@ -145,5 +145,8 @@ def _own(kind, record):
 
 
 def _ratio(record):
-    """Returns DINOv2's integer mlp_ratio. A gated MLP has 2/3 of mlp_ratio * hidden_dim channels, rounded up."""
+    """Returns DINOv2's integer mlp_ratio.
+
+    A gated MLP has 2/3 of mlp_ratio * hidden_dim channels, rounded up to a multiple of 8.
+    """
     return round(record.mlp_dim * (3 / 2 if record.gated_mlp else 1) / record.hidden_dim)

@@ -195,8 +195,8 @@ def _positions(file, found, grid_size):
 
 def positions_for(file, positions, grid, num_prefix):
     """Returns a file's (number of prefix positions, grid of patches); `num_prefix` and `grid` are the model's."""
-    # A table of 16 positions is read as 4 x 4, even if the model's grid is 2 x 8. Only Keras' own files are read with
-    # the model's grid, because they do not contain the grid and were written by a model like this one.
+    # A table of 16 positions is read as 4 x 4, even if the model's grid is 2 x 8. Only .weights.h5 files of Keras are
+    # read with the model's grid, because they do not contain the grid and were written by a model like this one.
     if _POSITIONS not in file.weights:
         return 0, None
     count = file.weights[_POSITIONS][1]

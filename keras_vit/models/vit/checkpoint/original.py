@@ -1,4 +1,4 @@
-"""Reads config fields that arrays do not show, for original files of DINOv3 and EVA-02, and for Keras' own files."""
+"""Reads config fields that arrays do not show, for original files of DINOv3 and EVA-02, and for .weights.h5 files."""
 
 import math
 

@@ -29,7 +29,7 @@ _READ = {
 
 
 def read_config(file, found):
-    """Adds config fields to `found`, from the config.json of a folder, or from the keys of a single file."""
+    """Adds to `found` the config fields that the config.json of a folder, or the keys of a single file, determine."""
     source, config = file.source, {}
     if file.container == "huggingface":
         stated = {key: value for key, value in file.config.items() if value is not None}
