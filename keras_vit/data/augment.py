@@ -115,8 +115,8 @@ class RandAugment:
 
     Args:
         num_operations: Integer, operations per image.
-        magnitude, magnitude_std: Floats, mean and standard deviation of the magnitude, which is clipped to [0, 30] for
-            "official", [0, 10] for "timm".
+        magnitude, magnitude_std: Floats, the mean and standard deviation of the random magnitude. The magnitude is
+            clipped to [0, 30] for "official" and to [0, 10] for "timm".
         operations: "official" or "timm"; see `Policy`.
 
     Call arguments: image: Float32 tensor (height, width, 3) of 0..255. Its values are first rounded down ("official")

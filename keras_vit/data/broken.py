@@ -22,7 +22,7 @@ class BrokenImages(dict):
         self._waiting, self._summary = {}, "no broken images so far"
 
     def note(self, indices, names, images, done):
-        """Records a batch's broken images. Lists in a warning the images of epochs that have ended.
+        """Records a batch's broken images. If an epoch has ended, lists the epoch's broken images in a warning.
 
         Images with an index below `done` are from epochs that have ended.
         """
@@ -74,8 +74,8 @@ def replace_broken(
 ):
     """Returns a dataset of batches, in which images that cannot be decoded ("broken") are replaced or left out.
 
-    Each batch is (index of the first record, images, labels, broken). `broken` is (indices, names, encoded images) of
-    the broken records.
+    Each batch is (index of the first record, images, labels, broken). `broken` contains the indices, the names and the
+    "image" (the path or the bytes of a file) of the broken records.
 
     Args:
         data: Dataset of (index, record).

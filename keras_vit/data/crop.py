@@ -30,10 +30,10 @@ RESIZE = {384: 448, 480: 512}
 class Crop:
     """Decodes an image and crops it to a fixed size.
 
-    The format is detected from the first bytes. TensorFlow decodes JPEG and PNG, Pillow decodes all other formats (the
-    first frame of a GIF). Images are turned upright by their EXIF orientation, and transparent pixels are composited on
-    white unless `channels` is 4. Before an image is decoded, the size in its header is checked. If the image is a JPEG,
-    its number of scans is checked too.
+    The format is detected from the first bytes. TensorFlow decodes JPEG and PNG. Pillow decodes all other formats (only
+    the first frame of a GIF), and also JPEG if `channels` is 4. Images are turned upright by their EXIF orientation.
+    Transparent pixels are composited on white unless `channels` is 4. Before an image is decoded, the size in its
+    header is checked. If the image is a JPEG, its number of scans is checked too.
 
     Args:
         image_size: (height, width) of the result, in pixels.
@@ -191,7 +191,7 @@ class Crop:
     def _checked_size(self, header, encoded):
         """Returns an image's (height, width), which the function `header` reads. Fails if the image is too large."""
         size, fits = header(encoded, self.max_pixels)
-        limits = f"max_pixels={self.max_pixels} pixels, and of at most {MAX_SCANS} times as many pixels x scans"
+        limits = f"max_pixels={self.max_pixels} pixels. In a JPEG, pixels x scans may be {MAX_SCANS} times as many"
         message = f"Expected an image of at most {limits}. Received"
         with tf.control_dependencies([tf.raw_ops.Assert(condition=fits, data=[message, size])]):
             return tf.cast(tf.identity(size), "int32")

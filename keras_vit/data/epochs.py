@@ -62,8 +62,8 @@ class Epochs:
     def stream(self, epoch, begin, end, filler=None):
         """Returns a dataset of (index, record) for the images `begin` to `end` of an epoch.
 
-        The index is counted through all epochs. If a record `filler` is given, its copies fill the last batch, and
-        their index is -1 - (index of the last image).
+        The index is the number of the image, counted through all epochs. If a record `filler` is given, copies of this
+        record fill the last batch. The index of each copy is -1 - (index of the last image).
         """
         data = self._records
         if self._shuffle_buffer is not None:

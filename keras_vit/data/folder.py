@@ -164,10 +164,11 @@ def resize_folder(
     """Copies a folder of images at a lower resolution, so that decoding takes less time in each epoch.
 
     The copy has the same subfolders. If the shorter side of an image is longer than `shorter_side`, the image is
-    reduced to `shorter_side` with Pillow's bicubic filter and written as RGB JPEG; ".jpg" is appended to the names of
-    other formats. Smaller images are copied without changes. Files that already exist in `out` are kept, so the same
-    call continues an interrupted copy. Files that cannot be decoded are left out and listed in a warning. If a random
-    crop of a reduced image is smaller than the model's input, it is less sharp than the same crop of the original.
+    reduced to `shorter_side` with Pillow's bicubic filter and written as RGB JPEG. If the name of such an image does
+    not end with .jpg or .jpeg, ".jpg" is appended. Smaller images are copied without changes. Files that already
+    exist in `out` are kept, so the same call continues an interrupted copy. Files that cannot be decoded are left out
+    and listed in a warning. If a random crop of a reduced image is smaller than the model's input, the crop is less
+    sharp than the same crop of the original.
 
     Args:
         path: The folder of images. It may have any subfolders.
@@ -180,7 +181,7 @@ def resize_folder(
 
     Raises:
         FileNotFoundError: If the folder does not exist.
-        ValueError: If an argument is out of range, `out` is in `path`, or two copies would have the same name.
+        ValueError: If an argument is out of range, `out` is `path` or a folder in it, or copies have the same name.
 
     Example:
     >>> import keras_vit.data, keras, pathlib, tempfile
@@ -204,7 +205,7 @@ def resize_folder(
 
     files = image_files_in(path)
     if clash := {_jpeg(file) for file in files if _jpeg(file) != file} & set(files):
-        raise ValueError(f"Expected no file with another file's name + .jpg. Received: {sorted(clash)[:10]}")
+        raise ValueError(f"Expected no file whose name is another file's name + .jpg. Received: {sorted(clash)[:10]}")
 
     def write(file):
         """Writes the copy of a file. Returns None, or the error message if the file cannot be decoded."""

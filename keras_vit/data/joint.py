@@ -16,7 +16,8 @@ def relabelled(source: Source, labels: Any) -> Source:
 
     Args:
         source: The `Source` of the images: `data.source`, if the pseudo labels were made from the dataset `data`.
-        labels: A `keras_vit.semi_supervised.PseudoLabels`. Soft labels give float32 labels (batch, num_classes).
+        labels: A `keras_vit.semi_supervised.PseudoLabels`. If these labels are soft, pipelines of the result have
+            float32 labels (batch, num_classes).
 
     Raises:
         ValueError: If the number of images in `source` differs from the number of images that the teacher predicted.
@@ -36,7 +37,7 @@ def relabelled(source: Source, labels: Any) -> Source:
     if not hasattr(labels, "settings"):
         raise arguments.invalid("labels", "a keras_vit.semi_supervised.PseudoLabels", labels)
     if source.num_images != labels.settings["num_images"]:
-        expected = f"the {labels.settings['num_images']} images that were labelled"
+        expected = f"the {labels.settings['num_images']} images that the teacher predicted"
         raise arguments.invalid("source", expected, source.num_images)
     counts = np.bincount(labels.indices, minlength=source.num_images)
     first = np.cumsum(counts) - counts
@@ -130,7 +131,7 @@ def with_pseudo_labels(
 def with_unlabelled(
     labelled: "tf.data.Dataset", unlabelled: "tf.data.Dataset", augmented: "tf.data.Dataset"
 ) -> "tf.data.Dataset":
-    """Joins labelled images, images without labels and their augmented versions, for `MetaPseudoLabels`.
+    """Joins labelled images, unlabelled images and augmented unlabelled images, for `MetaPseudoLabels`.
 
     The result has elements ((images, unlabelled, augmented), labels). An epoch ends when the shortest dataset ends.
 

@@ -30,14 +30,14 @@ def seeded(layer, inputs):
     """
     name = f"{type(layer).__module__.partition('.')[0]}'s {type(layer).__name__}"
     if type(layer) is keras.layers.AugMix:
-        expected = "keras_cv.layers.AugMix, because keras.layers.AugMix draws its operations only once"
+        expected = "keras_cv.layers.AugMix, because keras.layers.AugMix draws its operations once for all images"
         raise arguments.invalid("augment", expected, name)
     try:
         # Layers of keras-cv use `if` with tensors, so they need AutoGraph.
         traced = tf.function(unchecked(layer, name), [inputs, tf.TensorSpec((2,), "int64")])
         concrete = traced.get_concrete_function()
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
-        expected = "a layer that takes a batch of images, and labels only if it mixes images"
+        expected = "a layer that takes a batch of images, or images and labels if the layer mixes images"
         raise ValueError(f"`augment`: Expected {expected}. Received: {name}. {error}") from error
     given, made = ([x.shape for x in tf.nest.flatten(part)] for part in (inputs, concrete.structured_outputs))
     if len(given) != len(made) or not all(map(tf.TensorShape.is_compatible_with, given, made)):
@@ -105,7 +105,10 @@ class _Draws:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """A Keras seed generator that takes its seeds from a `_Draws`, and so does not depend on threads and restarts."""
+    """A Keras seed generator that takes its seeds from a `_Draws`.
+
+    The seeds do not depend on the order of threads, and a resumed run has the same seeds.
+    """
 
     def __init__(self, draws):
         # Do not call `super().__init__`, which would create a variable for the state.

@@ -1,7 +1,7 @@
 """RandAugment's operations on uint8 images (height, width, 3).
 
 `OFFICIAL` and `TIMM` contain the operations by name, as functions of (image, m, s, at). m is magnitude / 10, a float64
-scalar. s is a random sign, -1 or 1. at is a position, two random numbers in [0, 1).
+scalar. s is a random sign, -1 or 1. at is a random position (y, x), as shares of the image's height and width.
 
 Reference: arXiv 1909.13719; `autoaugment.py` of google-research/big_vision, with the warps of tensorflow-addons;
 `auto_augment.py` of timm, with Pillow's operations.
@@ -89,13 +89,16 @@ def cutout(image, pad, at):
 
 
 def official_contrast(image, factor):
-    """Blends gray (factor 0) and the image (factor 1). Gray is height * width / 256, at most 255, as in big_vision."""
+    """Blends gray (factor 0) and the image (factor 1). As in big_vision, the gray value is min(h * w // 256, 255)."""
     height, width = size(image)
     return blend(tf.minimum(height * width // 256, 255), image, factor)
 
 
 def official_warp(image, matrix):
-    """Sets pixel (x, y) to the image's pixel nearest to (ax + by + c, dx + ey + f); `matrix` is (a, b, c, d, e, f)."""
+    """Returns an image whose pixel (x, y) is the pixel of `image` nearest to (ax + by + c, dx + ey + f).
+
+    `matrix` is (a, b, c, d, e, f).
+    """
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),
@@ -139,7 +142,8 @@ def filled(inside, warped):
 def source(place, length):
     """Returns (is inside, index, distance) of a position `place` in a line of `length` pixels.
 
-    The index is for the second of the four pixels nearest to `place`. The distance is from the center of this pixel.
+    The index is the number of the second of the four pixels nearest to `place`. The distance is `place` minus the
+    center of this second pixel.
     """
     start = tf.floor(place - 0.5)
     return (
@@ -155,7 +159,7 @@ def centers(length):
 
 
 def timm_warp(image, x_row, y_row):
-    """Sets pixel (x, y) to the bicubic interpolation at (ax + by + c, dx + ey + f).
+    """Returns an image whose pixel (x, y) is interpolated from `image` at (ax + by + c, dx + ey + f), bicubically.
 
     `x_row` is (a, b, c), and `y_row` is (d, e, f).
     """
@@ -176,9 +180,9 @@ def timm_warp(image, x_row, y_row):
 
 
 def timm_shift(image, shear, offset):
-    """Does the same as `timm_warp` at (x + shear * y + offset, y).
+    """Returns the same image as `timm_warp` with the positions (x + shear * y + offset, y).
 
-    It takes a third of the time, because it shifts whole lines.
+    `timm_shift` takes a third of the time of `timm_warp`, because it shifts whole lines.
     """
     height, width = size(image)
     first = 0.5 + shear * centers(height) + offset

@@ -66,22 +66,22 @@ def input_options(preprocessing, **given):
 
 
 def kind_of_batch_labels(source, labels, augmentation):
-    """Returns the kind of labels in a batch: "int", "one_hot", "multi_hot", "float", or None for no labels."""
+    """Returns the kind of labels in a batch: "int", "one_hot", "soft", "multi_hot", "float", or None for no labels."""
     if labels not in ("int", "one_hot", "none", None):
         raise ValueError(f"Expected `labels` to be 'int', 'one_hot', 'none' or None. Received: {labels!r}")
     mixes = augmentation.mixes
     if mixes and (source.labels is None or labels in ("int", "none")):
         raise ValueError(f"Expected one-hot labels for `augment` that mixes or smooths them. Received: {augmentation}")
     if mixes and "weight" in source.records.element_spec:
-        expected = "no sample weights with `augment` that mixes the images of several samples"
+        expected = "no sample weights with `augment` that mixes images or smooths labels"
         raise ValueError(f"Expected {expected}. Received: {augmentation}")
     if source.labels is None or labels == "none":
         return None
     if source.labels in ("soft", "multi_hot", "float"):
         if labels or (augmentation.policy.label_smoothing and source.labels != "soft"):
             raise ValueError(
-                "Expected `labels` to be None for soft labels, multi-label data and regression targets, and no label "
-                f"smoothing except for soft labels. Received: labels={labels!r}, {augmentation}"
+                "Expected labels=None for soft labels, multi-label data and regression targets, and label smoothing "
+                f"only with soft or integer labels. Received: labels={labels!r}, {augmentation}"
             )
         return source.labels
     return labels or ("one_hot" if mixes else "int")
@@ -131,8 +131,8 @@ def pipeline(
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
     `num_batches=5`, an iteration ends after 5 batches, and the next iteration has new batches. After
     `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
-    `repeat=True`. A short epoch may end before training uses it: `fit` reads a batch to build a model, and a `prefetch`
-    that you add reads ahead.
+    `repeat=True`, because a short epoch may be over before training uses its batches: `fit` reads a batch to build a
+    model, and a `prefetch` that you add reads ahead.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
     `training`, `repeat`, `drop_remainder` or `pad_remainder` is True, other images of the batch replace the broken

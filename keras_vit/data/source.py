@@ -43,7 +43,7 @@ class Source:
         labels: The kind of labels. "int": classes counted from 0; "soft": a probability per class; "multi_hot": 0 or 1
             per class; "float": regression targets; None: no labels.
         class_names: The class names in label order. If this is empty, the class numbers are the names.
-        num_classes: Integer; with "float", the number of targets.
+        num_classes: Integer, the number of classes. If `labels` is "float", the number of regression targets.
         arrays: Bool, True if some files are `.npy` files.
     """
 

@@ -49,7 +49,7 @@ def folds(
         # If there are more different labels than half the number of rows, they are probably regression targets, which
         # are rarely equal. Do not warn in this case.
         if len(counts) <= num_rows // 2 and (rare := int((counts < k).sum())):
-            logger.warning("%d of the %d labels have fewer rows than the %d folds", rare, len(counts), k)
+            logger.warning("%d of the %d labels have fewer rows than there are folds (%d)", rare, len(counts), k)
         order = order[np.argsort(kinds.reshape(-1)[order], kind="stable")]
     fold_of = np.empty(num_rows, int)
     # Neighbors in `order` have equal or similar labels, so put them into different folds.
@@ -81,10 +81,10 @@ def splits(
         data: The path of a folder with one subfolder of images per class; the path of a folder whose subfolders `train`
             and `test` (or `val`, `valid`, `validation`) are such folders; the path of a CSV file; or the name of a
             dataset for `keras_vit.data.load`.
-        data_dir, train_split, test_split: The folder of TFDS datasets, and the TFDS splits for "train" and "test". They
-            are used only if `data` is a name for `keras_vit.data.load`.
-        holdout: Float in (0, 1), the share of each class's images to test on, if `data` is a CSV file or a folder
-            without test images. The option `seed` of `make` determines which images these are.
+        data_dir, train_split, test_split: The folder of TFDS datasets, and the TFDS splits for the parts "train" and
+            "test". These arguments are used only if `data` is a name for `keras_vit.data.load`.
+        holdout: Float in (0, 1), used if `data` is a CSV file or a folder without subfolders `train` and `test`. It is
+            the share of each class's images to test on. The option `seed` of `make` determines the test images.
         images: The folder to which paths in the CSV file are relative; None: the CSV file's folder.
         path_column, label_column, extension: As in `keras_vit.data.from_dataframe`, for a CSV file.
 

@@ -8,8 +8,8 @@ from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
-# Settings of timm: the range of the rectangle's area / the image's area, the range of the rectangle's height / width,
-# and the number of attempts to find a rectangle that fits into the image.
+# Settings of timm: the range of the share of the image that the rectangle covers, the range of the rectangle's aspect
+# ratio (height / width), and the number of attempts to find a rectangle that fits into the image.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
@@ -68,9 +68,9 @@ class Mix:
     >>> tf.reduce_sum(labels, axis=1).numpy().round(3).tolist()
     [1.0, 1.0]
 
-    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. Keras' layers draw one mixing weight per
-    image; the code of the papers draws one per batch. CutMix mixes the labels by the area of the box before its corners
-    are rounded to pixels.
+    Reference: arXiv 1710.09412; arXiv 1905.04899; arXiv 2012.12877, section 6. `Mix` uses Keras' layers, which draw
+    one mixing weight per image. The code of the papers draws one per batch. CutMix mixes the labels by the area that
+    the box has before its corners are rounded to pixels.
     """
 
     def __init__(self, policy: Policy):

@@ -53,7 +53,7 @@ def _kitti_distance(record):
 
 
 def _dsprites(feature, num_values):
-    """Returns a function from a record to one of 16 classes. Classes are bins of a feature's `num_values` values."""
+    """Returns a function that divides the `num_values` values of a record's `feature` into 16 classes."""
     return lambda record: record[feature] * 16 // num_values
 
 
@@ -113,8 +113,8 @@ def load(
     Traceback (most recent call last):
     FileNotFoundError: Expected the dataset 'dtd' to be prepared in '/nowhere'. ...
 
-    Reference: VTAB-1k, arXiv 1910.04867. The splits are from the authors' code, google-research/task_adaptation. They
-    select images by position, so another version of a TFDS dataset may give other images.
+    Reference: VTAB-1k, arXiv 1910.04867. The splits are from the authors' code, google-research/task_adaptation. The
+    splits select images by position, so another version of a TFDS dataset may give other images.
     """
     arguments.each(arguments.text, name=name, split=split)
     arguments.optional(arguments.path, "data_dir", data_dir)

@@ -34,11 +34,11 @@ def accuracy(
     """Measures the top-k accuracy of a classifier; returns for example {"top_1": 0.81, "top_5": 0.96}.
 
     The data's classes are matched with the model's classes by name if both have `class_names`, else by position. If
-    outputs are equal, the class with the lower index is ranked first. Invalid arguments and data raise the errors of
-    `top_k_accuracy` and `extract_features`.
+    two classes have equal outputs, the class with the lower index is ranked first. Invalid arguments and data raise the
+    errors of `top_k_accuracy` and `extract_features`.
 
     Args:
-        model: A `keras.Model` with one output, logits or probabilities.
+        model: A `keras.Model` that returns one tensor of logits or probabilities, (batch, num_classes).
         data: Labeled test images. `data`, `batch_size` and `verbose` are as in `extract_features`.
         k: Int, or several ints to measure several accuracies. None means 1, and also 5 if there are at least 5 classes.
 
@@ -59,7 +59,7 @@ def accuracy(
 def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> float:
     """Returns the share (0 to 1) of the images whose true class is among the k classes with the highest outputs.
 
-    If outputs are equal, the class with the lower index is ranked first.
+    If two classes have equal outputs, the class with the lower index is ranked first.
 
     Args:
         predictions: (num_images, num_classes), logits or probabilities. Values that are not finite raise a ValueError.
@@ -83,7 +83,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
 def _check_classes(name, num_classes, k=1, highest=0):
     """Raises ValueError if `num_classes` is 1, is less than `k`, or is at most `highest`, the largest label."""
     if num_classes == 1:
-        received = "one output. To measure it, compare the results of `predict` with a threshold."
+        received = "one output. To measure its accuracy, compare the results of `predict` with a threshold."
         raise invalid(name, "two or more outputs, one for each class", received)
     if k > num_classes:
         raise invalid("k", f"at most {num_classes}, the number of classes", k)
@@ -107,8 +107,8 @@ def imagenet_real_accuracy(
 
     Args:
         model: A `keras.Model` with one output for each of the 1,000 classes, or None if `data` is predictions.
-        data: Validation images with any labels, as in `extract_features`. If `model` is None, an array of logits or
-            probabilities, (num_images, num_classes).
+        data: Validation images, as in `extract_features`. The labels in `data` are ignored. If `model` is None, pass an
+            array of logits or probabilities, (num_images, num_classes).
         labels: Path of `real.json`, the file that the authors of ReaL publish; or, for each image, a list of classes
             counted from 0.
         file_names: The file name or path of each image in `data`, such as "ILSVRC2012_val_00000001.JPEG", or the
@@ -169,7 +169,8 @@ def _real_labels(labels):
 def vtab_mean(accuracies: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, float]:
     """Averages accuracies on the tasks of the Visual Task Adaptation Benchmark (VTAB).
 
-    Returns a dict with the mean accuracy of each group of tasks, and with "mean", the mean accuracy of all tasks.
+    Returns a dict from the name of each group to the mean accuracy of the tasks in this group. The dict also contains
+    "mean", the mean accuracy of all tasks.
 
     Args:
         accuracies: Mapping from the name of each task to the accuracy in [0, 1].

@@ -21,8 +21,8 @@ def knn_accuracy(
 ) -> float:
     """Measures the accuracy, in [0, 1], of a k-nearest-neighbor classifier on a model's frozen features.
 
-    For each test image, the k training images with the most similar features vote for their classes. The weight of a
-    vote is exp(cosine similarity / temperature).
+    The class of a test image is found by a vote: the k training images with the most similar features vote for their
+    own classes. The weight of a vote is exp(cosine similarity / temperature).
 
     Args:
         model: A `keras.Model`, as in `extract_features`, or None if `train` and `test` are features.
@@ -44,8 +44,8 @@ def knn_accuracy(
     >>> knn_accuracy(None, (np.eye(3), [0, 1, 2]), (np.eye(3) + 0.1, [0, 1, 2]), k=2)
     1.0
 
-    Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4; k=20: [arXiv
-    2104.14294](https://arxiv.org/abs/2104.14294), appendix.
+    Reference: [arXiv 1805.01978](https://arxiv.org/abs/1805.01978), section 3.4. The default `k` is from
+    [arXiv 2104.14294](https://arxiv.org/abs/2104.14294), appendix.
     """
     arguments.positive_int("k", k)
     if temperature != math.inf:
@@ -73,8 +73,8 @@ def knn_accuracy(
 # The regularization strengths that the ViT paper's official code tries. The lowest has almost no effect, and the
 # highest makes all weights nearly 0.
 STRENGTHS = tuple(2.0**i for i in range(-10, 20))
-# A feature with this constant value is added, and its weight times the value is the bias. The value is large, so that
-# the weight is small and L2 hardly penalizes the bias.
+# A feature with this constant value is added. The weight of this feature times the value is the bias. The value is
+# large, so the weight is small, and L2 hardly penalizes the bias.
 BIAS = 100.0
 
 
@@ -187,7 +187,7 @@ def linear_probe_accuracy(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains a linear classifier on a model's frozen features of all training images, and tests it.
+    """Fits a linear classifier to the frozen features that a model computes for training images, and tests it.
 
     The classifier is L2-regularized multinomial logistic regression on standardized features, fitted by SciPy's L-BFGS
     (`pip install scipy`). If there are several regularization strengths, a part of the training images is held out, and
@@ -203,9 +203,9 @@ def linear_probe_accuracy(
         **options: The arguments `layer`, `batch_size` and `verbose` of `extract_features`.
 
     Returns:
-        A dict: "accuracy" on the test images; "l2", the selected strength; and "head", a built `keras.layers.Dense`
-        that maps features (not standardized) to logits. The example below copies the weights of this layer into the
-        model's head.
+        A dict: "accuracy", measured on the test images; "l2", the selected strength; and "head", a built
+        `keras.layers.Dense` that maps features (not standardized) to logits. The example below copies the weights of
+        this layer into the model's head.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)

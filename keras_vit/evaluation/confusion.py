@@ -106,7 +106,7 @@ def plot_confusion_matrix(
 
     Args:
         matrix: Counts, (num_classes, num_classes), from `classification_report`.
-        class_names: The names of the classes. None shows their indices.
+        class_names: The names of the classes. None shows the indices of the classes.
         path: Path of a .png file to write, in an existing folder, or None.
 
     Raises:
@@ -127,7 +127,7 @@ def plot_confusion_matrix(
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted class", ylabel="true class")
-    # In larger matrices, the text would be too small to read.
+    # With more than 60 classes, the class names would be too small to read.
     if count <= 60:
         axes.set_xticks(range(count), names, rotation=90, fontsize=8)
         axes.set_yticks(range(count), names, fontsize=8)

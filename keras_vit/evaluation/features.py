@@ -37,7 +37,7 @@ def integer_labels(labels):
             raise invalid("labels", "integers, or rows with a single 1", received)
         return labels.argmax(axis=1).astype("int64")
     if labels.ndim != 1 or not (np.issubdtype(labels.dtype, np.number) or labels.dtype == bool):
-        received = f"{labels.dtype} of shape {labels.shape}, as {labels.flat[:1].tolist()}"
+        received = f"{labels.dtype} of shape {labels.shape}, such as {labels.flat[:1].tolist()}"
         raise invalid("labels", "integers, or one-hot rows", received)
     whole = labels.astype("int64")
     wrong = (whole != labels) | (whole < 0)
@@ -185,7 +185,7 @@ def _feature_model(model, layer):
     # A model with a class token and a distillation token returns the mean of the two tokens if it has no head.
     distilled = len(outputs) == 2 and "pooling_dist" in {own.name for own in model.layers}
     if len(outputs) > 1 and not distilled:
-        received = f"model {model.name!r}, whose head reads {len(outputs)}. Pass `layer`, the name of a layer."
+        received = f"model {model.name!r}, whose head reads {len(outputs)} tensors. Pass `layer`, the name of a layer."
         raise ValueError(f"Expected a model whose head reads one tensor. Received: {received}")
     x = keras.layers.Average(dtype=outputs[0].dtype)(outputs) if distilled else outputs[0]
     return cut_from(model, model.inputs[0] if len(model.inputs) == 1 else model.inputs, x, name=model.name)

@@ -81,8 +81,8 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
     Args:
         members: Predictions for the same images, as arrays (num_images, num_outputs) or as DataFrames with the same
             index and columns; or models with the same inputs, outputs and class names. If the models scale pixels
-            differently, build them with `include_preprocessing=True`. If the models need different image sizes or
-            resizing, pass their predictions instead.
+            differently, build them with `include_preprocessing=True`. If the models need different image sizes
+            or different resizing, pass their predictions instead.
         weights: Numbers of at least 0, one per member, such as validation accuracies. They are divided by their sum.
             None gives all members the same weight.
 

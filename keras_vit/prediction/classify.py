@@ -102,7 +102,7 @@ def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verb
     for places, images in progress.over(batches, lambda batch: len(batch[0])):
         # Pad all batches of the same image size to one batch size, so that the model is compiled once per image size.
         most = full[images.shape[1:]] = max(full.get(images.shape[1:], 0), len(images))
-        where = f"an image of the batch of {os.fspath(paths[places[0]])}"
+        where = f"an image of the batch that starts with {os.fspath(paths[places[0]])}"
         views = tta_views(model, scaled(images, model), tta)
         outputs = [padded_output(model, view, most, where) for view in views]
         predictions[list(places)] = mean_probabilities(outputs, activation)

@@ -66,7 +66,7 @@ def _block_output(block, format):
     is_module = isinstance(block, VTModule)
     outputs = {"tokens": last if is_module else None, "map": maps[0] if maps else None if is_module else last}
     if outputs[format] is None:
-        expected = "VT modules" if format == "tokens" else "blocks of a feature map, or VT modules before the last"
+        expected = "VT modules" if format == "tokens" else "blocks with a feature map, so not the last VT module"
         raise ValueError(f"Expected {expected} as `blocks` with format={format!r}. Received: block {block.name!r}")
     return outputs[format]
 
@@ -75,5 +75,5 @@ def check_every_patch(model, blocks):
     """Raises ValueError if a ViT drops patches, or if one of its `blocks` merges or omits tokens."""
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
-        expected = "a model with patch_dropout_rate=0, token_merging=0, and without `num_outputs` of its blocks"
+        expected = "a model with patch_dropout_rate=0 and token_merging=0, without `num_outputs` in its blocks"
         raise ValueError(f"Expected {expected}. Received: model {model.name!r}. Build one and load the same weights.")

@@ -100,7 +100,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         else:
             found.append((item, item))
     if not headers and (column is not None or folder is not None or extension):
-        expected = "a table of paths with `path_column`, `directory` or `extension`"
+        expected = "a table of paths, because `path_column`, `directory` or `extension` was passed"
         raise ValueError(f"Expected {expected}. Received: only images and folders.")
     if not found:
         raise ValueError("Expected images, folders of images or tables of image paths. Received: none")
@@ -151,7 +151,11 @@ def _paths_in_table(table, column):
 
 
 def table_columns(weights):
-    """Returns the names of the path and label columns in the table that a run was trained on, or None."""
+    """Returns the names of the path column and the label column in the table that a run was trained on.
+
+    The function reads results.json in `weights`, the folder of the run. It returns None if the names are unknown or
+    there are several label columns.
+    """
     try:
         results = json.loads(Path(weights, "results.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -36,7 +36,10 @@ def to_numpy(x):
 
 
 def real_array(name, value, finite=True):
-    """Returns `value` as a NumPy array; raises ValueError if it is not real, or, with `finite`, has NaN or infinity."""
+    """Returns `value` as a NumPy array of real numbers, and raises ValueError for other values.
+
+    If `finite` is True, NaN and infinity also raise a ValueError.
+    """
     # NumPy raises an error if nested lists have different lengths.
     with contextlib.suppress(ValueError, TypeError):
         array = to_numpy(value)
@@ -150,7 +153,8 @@ def check_values(model, images):
     if low >= 0 and 2 * width + highest < high <= 255 + OVERSHOOT:
         advice = "Scale them by keras_vit.preprocess_input(images, model), or build the model with"
         raise ValueError(f"{expected}. {advice} include_preprocessing=True.")
-    # Images outside this margin were probably scaled with other constants. The margin allows for augmentation.
+    # Augmented images may exceed the range by a quarter of its width. Images with values further outside were probably
+    # scaled with other constants.
     if low < lowest - width / 4 or high > highest + width / 4:
         return expected
     if lowest < -0.1 and in_unit_range(images):

@@ -74,7 +74,7 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
 def padded_output(model, images, full, where):
     """Returns the output for a batch. The model receives the batch padded to `full` images.
 
-    If the output contains NaN, the error describes the batch by `where`.
+    If the output contains NaN or infinity, the error describes the batch by `where`.
     """
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)

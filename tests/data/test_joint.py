@@ -32,7 +32,7 @@ def test_relabelled_source_has_chosen_images_and_labels(tmp_path):
     _, labels = batches(data.pipeline(source, image_size=16, augment=policy))[0]
     np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
     assert labels.min() >= 0.1 - 1e-6
-    with pytest.raises(ValueError, match="`source`.*the 7 images that were labelled.*Received: 6"):
+    with pytest.raises(ValueError, match="`source`.*the 7 images that the teacher predicted.*Received: 6"):
         data.relabelled(everything.source, chosen([1], np.int32([0]), 7))
 
 

@@ -63,5 +63,5 @@ def test_resize_folder_refuses_invalid_arguments(folder, tmp_path):
     refuses("`out`. Expected a folder outside", data.resize_folder, folder, folder / "small")
     # Two files would have the same name.
     Image.fromarray(gradient(9, 9)).save(folder / "cat" / "0.png.jpg")
-    with pytest.raises(ValueError, match=r"Expected no file with another file's name .*0\.png\.jpg"):
+    with pytest.raises(ValueError, match=r"Expected no file whose name is another file's name .*0\.png\.jpg"):
         data.resize_folder(folder, tmp_path / "small")

@@ -145,7 +145,9 @@ def test_folds_of_regression_targets_and_unlabelled_rows(tmp_path, caplog):
     assert [len(validation["path"]) for _, validation in data.folds(tmp_path / "a.csv", 2, label_column=None)] == [2, 1]
     assert not caplog.records
     list(data.folds({"label": list("aaaaaaab")}, 2))
-    assert [record.getMessage() for record in caplog.records] == ["1 of the 2 labels have fewer rows than the 2 folds"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 of the 2 labels have fewer rows than there are folds (2)"
+    ]
 
 
 def test_folds_refuse_invalid_k_or_label_column():

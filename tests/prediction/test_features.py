@@ -75,7 +75,7 @@ def test_feature_maps_need_all_tokens_of_a_block():
 
     few = keras.models.clone_model(model, clone_function=clone)
     assert keras_vit.features(few, blocks=(0,), format="map").output_shape == (None, 4, 4, 12)
-    refuses("without `num_outputs` of its blocks", keras_vit.features, few, blocks=(0, -1), format="map")
+    refuses("without `num_outputs` in its blocks", keras_vit.features, few, blocks=(0, -1), format="map")
 
 
 def test_features_of_last_and_merging_blocks():
@@ -106,7 +106,7 @@ def test_features_of_vt_resnet_units_and_modules():
     np.testing.assert_allclose(changed.mean(axis=1), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="Expected VT modules as `blocks` with format='tokens'.*'stage_2_unit_01'"):
         keras_vit.features(model, (2, 1), "tokens")
-    with pytest.raises(ValueError, match="blocks of a feature map, or VT modules before the last as `blocks`.*'vt_2'"):
+    with pytest.raises(ValueError, match="blocks with a feature map, so not the last VT module as `blocks`.*'vt_2'"):
         keras_vit.features(model, (3,), format="map")
     assert [y.shape for y in keras_vit.features(model)(x)] == [(2, 8, 11, 4), (2, 4, 6, 8)]
     refuses("below 4, the model's depth", keras_vit.features, model, (4,))
