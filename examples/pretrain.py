@@ -1,13 +1,14 @@
 """Pre-trains a small Vision Transformer on images without labels, and plots its predictions for masked patches.
 
 The images come from --dataset, by default scikit-learn's 1,797 handwritten digits, resized to 32 x 32. The script
-writes `reconstructions.png`, and `backbone.npz`, which `keras_vit.ViT(..., weights=...)` and `keras_vit.load_weights`
-read.
+writes `reconstructions.png` and `backbone.npz`. To use the pretrained weights, pass `backbone.npz` to
+`keras_vit.ViT(..., weights=...)` or `keras_vit.load_weights`.
 
 Papers:   arXiv 2010.11929, appendix B.1.2 (masked_patch); 2111.09886 (simmim); 2111.06377 (mae).
 Command:  python examples/pretrain.py --method mae
 Hardware: 2 CPU cores, a few minutes.
-Expected: the loss falls, and the predicted digits are readable. benchmarks/pretraining.py measures the gain.
+Expected: the loss falls, and the predicted digits are readable. benchmarks/pretraining.py measures how much
+          pre-training improves the accuracy.
 """
 
 import argparse

@@ -124,8 +124,9 @@ for fold, (train_rows, valid_rows) in enumerate(keras_vit.data.folds(train, num_
 # %% [markdown]
 # ## 4 Mistakes on held-out images
 #
-# Each image was held out once, so the out-of-fold accuracy covers all labelled images. In the confusion matrix,
-# rows are the true classes and columns the predicted ones.
+# Each image was held out once, so one of the models predicted its class without having seen the image. The out-of-fold
+# accuracy of these predictions covers all labelled images. In the confusion matrix, rows are the true classes and
+# columns the predicted ones.
 
 # %%
 import numpy as np
@@ -162,8 +163,8 @@ samples.show(keras_vit.inspection.attention_overlay(images, attention), names, c
 # %% [markdown]
 # ## 6 submission.csv
 #
-# `tta="flip"` averages the probabilities of each image and its mirror image, and `ensemble` averages the predictions of
-# all folds. The models are read from their files, so that this part can also run in a separate notebook.
+# `tta="flip"` averages the probabilities for an image and for its mirror image, and `ensemble` averages the predictions
+# of all models. The models are read from their files, so that this part can also run in a separate notebook.
 
 # %%
 predictions = []

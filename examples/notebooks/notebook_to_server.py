@@ -52,7 +52,8 @@ print(f"{model.count_params():,} parameters, images of {model.input_shape[1:]}, 
 
 # %% [markdown]
 # These are the model's answers in the notebook. `read_image` resizes and crops a picture as in the evaluation of the
-# checkpoint, and `preprocess_input` scales it. Both use the model's preprocessing, which the exports contain too.
+# checkpoint, and `preprocess_input` scales it. Both use the model's preprocessing, which the SavedModel will contain
+# too.
 
 # %%
 raw = np.stack([keras_vit.read_image(path, model) for path in paths])
@@ -85,7 +86,7 @@ print(f"{report['size'] / 1e6:.1f} MB, outputs at most {report['difference']:.1e
 # | `serving_uint8` | `images`: raw pixels, 0 to 255 |
 # | `serving_bytes` | `image_bytes`: a JPEG or PNG file |
 #
-# The SavedModel decodes, resizes and scales the images, so a client needs no image library.
+# With `serving_bytes`, the SavedModel decodes, resizes and scales the images, so a client needs no image library.
 #
 # ## 3 The server
 #

@@ -99,9 +99,9 @@ keras_vit.inspection.plot_predictions(images, truth[hardest], probabilities[hard
 # %% [markdown]
 # ## 3 New files
 #
-# The saved model is complete: weights, class names and preprocessing. `predict_images` takes files, folders, CSV files
-# and DataFrames, and returns a DataFrame with a row per image and a column per class. `tta="flip"` averages the
-# predictions of each image and its mirror image.
+# The saved model contains the weights, the class names and the preprocessing. `predict_images` takes files, folders,
+# CSV files and DataFrames, and returns a DataFrame with a row per image and a column per class. `tta="flip"` averages
+# the predictions for an image and for its mirror image.
 
 # %%
 saved = keras.saving.load_model("my_images.keras")

@@ -40,8 +40,8 @@ samples.show(train_images[:16], [names[label] for label in train_labels[:16]])
 #
 # Section 3.1: an image $x \in \mathbb{R}^{H \times W \times C}$ becomes a sequence of $N = HW/P^2$ flattened patches
 # $x_p \in \mathbb{R}^{N \times (P^2 C)}$. With $P = 4$, a picture of 32 x 32 pixels becomes 64 patches of 48 numbers.
-# The transformer reads the patches as it reads the words of a text. The layer `Patches` cuts the picture; in NumPy,
-# this is a reshape and a transpose.
+# The transformer reads the patches like the words of a text. The layer `Patches` cuts the picture; in NumPy, this is a
+# reshape and a transpose.
 
 # %%
 P = 4
@@ -252,8 +252,8 @@ print(f"largest difference of NumPy from the layer: {np.abs(by_hand - array(z1)[
 # $$y = \mathrm{LN}(z_L^0) \tag{4}$$
 #
 # After $L$ blocks, only the class token, at place 0, goes through a last layer normalization. Then a dense layer, the
-# head, computes a score for each class from $y$. The head does not read the outputs of the patches, so their
-# information must have reached the class token by attention.
+# head, computes a score for each class from $y$. The head does not read the outputs of the patches, so the class token
+# must have collected the information of the patches by attention.
 #
 # ## 8 The tiny model and its 8,459,762 parameters
 #
@@ -301,8 +301,9 @@ assert sum(parameters.values()) == model.count_params() == 8_459_762
 # ## 9 Training
 #
 # AdamW trains the model with a learning rate that rises for a tenth of the steps and then falls as a cosine. Each
-# picture is shown once, so every point of the curve is measured on pictures that are new to the model. The test
-# pictures are used for one number only, at the end.
+# training picture is used once. The loss and the accuracy of each picture are measured before the model learns from it,
+# so every point of the curve is measured on pictures that are new to the model. The test pictures are used for one
+# number only, at the end.
 
 # %%
 batch_size = 32

@@ -73,10 +73,10 @@ inspection.plot_embedding_filters(inspection.embedding_filters(model))
 # %% [markdown]
 # ## 4 Position embeddings (figure 7, centre)
 #
-# The tile in row i and column j compares the position embedding of this patch with the embeddings of all patches.
-# Yellow means that two embeddings have the same direction, and dark means opposite directions. The model is not given
-# the place of a patch. In the paper and here, it has learned similar embeddings for near patches, and for patches in
-# the same row or column.
+# There is a tile for each patch, at the place of the patch in the image. The tile compares the position embedding of
+# its patch with the embeddings of all patches. Yellow means that two embeddings have the same direction, and dark means
+# opposite directions. The model is not given the place of a patch. In the paper and here, the model has learned similar
+# embeddings for near patches, and for patches in the same row or column.
 
 # %%
 inspection.plot_position_similarity(inspection.position_similarity(model))
@@ -106,18 +106,18 @@ for block, heads in enumerate(distance):
 # %% [markdown]
 # ## 6 Attention maps
 #
-# Each tile is a head. The class token takes its information in this block from the bright patches. Figure 6 of the
-# paper combines the attention of all blocks. The paper says that the model "attends to image regions that are
-# semantically relevant for classification". The next figure shows the heads of the first block. These heads attend to
-# patches by place, brightness and texture:
+# The next two figures show one block each, with a tile for each head. In each head, the class token takes its
+# information from the bright patches. Figure 6 of the paper combines the attention of all blocks. The paper says that
+# the model "attends to image regions that are semantically relevant for classification". The first figure shows the
+# first block, whose heads attend to patches by place, brightness and texture:
 
 # %%
 first, middle, last = inspection.attention_maps(model, images[:1], blocks=[0, config.num_layers // 2, -1])
 inspection.plot_attention_maps(raw[0], first[0], grid_size=config.grid)
 
 # %% [markdown]
-# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. Large ViTs use
-# patches that show little as scratch space for information about the whole image. [arXiv
+# In the last block, several heads mark the animals. Other heads read a few patches of the blanket. Large ViTs store
+# information about the whole image in some patches of the background. [arXiv
 # 2309.16588](https://arxiv.org/abs/2309.16588) calls these patches artifacts, and adds register tokens to avoid them.
 
 # %%
@@ -148,7 +148,8 @@ inspection.plot_attention_rollout(raw[:3], rollout, titles=labels[:3])
 #
 # `gradient_rollout` weights each attention matrix by the gradient of one class ([arXiv
 # 2103.15679](https://arxiv.org/abs/2103.15679), not in the ViT paper), so a bright patch supports this class. The next
-# figure shows the two most probable classes of the first picture. Different patches support these classes.
+# figure shows the first picture twice, once for each of its two most probable classes. Different patches support the
+# two classes.
 
 # %%
 best = np.argsort(-probabilities[0])[:2]

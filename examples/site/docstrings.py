@@ -31,8 +31,8 @@ FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 def rewritten(text, room, own=()):
     """Returns a docstring as Markdown.
 
-    `room` is the path of the public module that contains the object. `own` are the names of the object and of its
-    arguments, which are not linked.
+    `room` is the path of the public module that contains the documented object. `own` are the names of this object and
+    of its arguments. These names do not become links.
     """
     text = text.replace("\nCall arguments:\n", "\nOther Parameters: Call arguments:\n")
     text = text.replace("\nExample:\n>>> ", "\nExample:\n\n>>> ")

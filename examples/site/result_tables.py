@@ -186,8 +186,9 @@ def studies():
 def study(name, score, columns=None):
     """Returns a table of a score for each case of a study, with mean and standard deviation over the seeds.
 
-    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid with one column for
-    each last word in the names of the cases. `columns` names these words in the heading.
+    A sentence above the table gives the core hours. If `columns` is not None, the table is a grid: the last word in the
+    name of a case selects the column, and the words before it select the row. `columns` is the heading for the last
+    words.
     """
     found = result(f"study_{name}")
     by_case = {}
@@ -261,8 +262,8 @@ def curves():
         rows.setdefault((row["backend"], row["kind"]), []).append(row)
     cells = []
     for (backend, kind), own in rows.items():
-        # Leave out rows that compare the mean over several seeds. In these runs, each device draws different dropout
-        # masks, so the losses differ.
+        # Leave out rows with a mean over several seeds. They belong to runs in which each device draws different
+        # dropout masks, so the losses differ.
         alike = [row for row in own if "seeds" not in row]
         if alike:
             splits = "; ".join(row["split"] for row in alike)
@@ -451,7 +452,10 @@ def pipeline(task):
 
 
 def growth():
-    """Returns a table of the exponents by which memory grows with the tokens, between the two largest image sizes."""
+    """Returns a table of the exponent k, if memory grows with the number of tokens to the power k.
+
+    The exponent is measured between the two largest image sizes.
+    """
     own = benchmark("growth")
     cells = []
     for backend, title in BACKENDS.items():
@@ -464,7 +468,7 @@ def growth():
 
 
 def int8():
-    """Returns a table of the speed of ViT-B/16 exports, and of how often their top-1 class is the same in float32."""
+    """Returns a table of the speed of ViT-B/16 exports, and of how often they predict the top-1 class of float32."""
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]

@@ -148,8 +148,8 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
     """Returns a distribution in which each device has the whole model and a part of each batch, on JAX.
 
     Args:
-        mesh: A `keras.distribution.DeviceMesh`, such as the result of `device_mesh`. Its axis named "data" or "batch",
-            or the first axis if there is no such name, splits the batch. None uses all devices.
+        mesh: A `keras.distribution.DeviceMesh`, such as the result of `device_mesh`. The axis named "data" or "batch"
+            splits the batch. If no axis has such a name, the first axis splits the batch. None uses all devices.
         auto_shard_dataset: Bool. With True, Keras splits a `tf.data.Dataset` among several processes. Pass False if
             each process already reads a different part of the data.
 
@@ -194,7 +194,8 @@ def fsdp(
     Args:
         mesh, auto_shard_dataset: As in `data_parallel`.
         min_size: Int of at least 1. Variables with fewer values are not split.
-        layouts: A `keras.distribution.LayoutMap` to apply first, such as `layout_map(mesh)` for tensor parallelism.
+        layouts: A `keras.distribution.LayoutMap`, such as `layout_map(mesh)` for tensor parallelism. Its splits are
+            applied first, and FSDP then splits another dimension. None applies only FSDP.
 
     Raises:
         RuntimeError: On another backend than JAX.
@@ -223,9 +224,9 @@ def distributed(kind: str | None, model_devices: int | None = None):
     """Returns a context manager in which models are built and trained on several devices. It yields a `Split`.
 
     Args:
-        kind: "data": each device has the whole model and a part of each batch. "fsdp": like "data", but each device
-            stores only a part of each large variable. "tensor": each group of `model_devices` devices shares one copy
-            of the blocks. "fsdp+tensor": "fsdp" and "tensor" together. None: one device.
+        kind: With "data", each device has the whole model and a part of each batch. "fsdp" is like "data", but each
+            device stores only a part of each large variable. With "tensor", each group of `model_devices` devices
+            shares one copy of the blocks. "fsdp+tensor" combines "fsdp" and "tensor". None uses one device.
         model_devices: Int, the number of devices that share one copy of the blocks. None uses all devices with "tensor"
             and 2 with "fsdp+tensor".
 

@@ -153,8 +153,8 @@ def _check_optimizer(optimizer):
     for name in ("gradient_accumulation_steps", "global_clipnorm", "clipnorm", "clipvalue"):
         if (value := getattr(optimizer, name)) is not None:
             raise ValueError(
-                f"Expected an optimizer without {name} on several devices of TensorFlow, where Keras computes it "
-                f"separately for each device. Received: {name}={value}. Set it to None (`clip=None` in a recipe), or "
+                f"Expected an optimizer without {name} on several devices of TensorFlow, where Keras applies it "
+                f"separately on each device. Received: {name}={value}. Set it to None (`clip=None` in a recipe), or "
                 "choose KERAS_BACKEND=jax or torch."
             )
 

@@ -21,10 +21,10 @@ from keras_vit.prediction.inputs import real_array
 class Format(NamedTuple):
     """An export format. `code` is a module with the functions `write_<name>` and `run_<name>`.
 
-    `write_<name>(model, path, settings)` writes a file. Keras must then use the backend `backend`.
+    `write_<name>(model, path, settings)` writes a file, and only works if `backend` is Keras' backend.
     `run_<name>(path, batches, settings)` runs the file and yields a list of outputs for each batch. `settings` is a
-    dict of JSON values, such as the `precision` and the `names` of the outputs. The export needs the `packages`, and
-    `tolerances` is {precision: default tolerance}.
+    dict of JSON values, such as the `precision` and the `names` of the outputs. `packages` are the packages that the
+    export needs. `tolerances` is {precision: default tolerance}, with the precisions that need a special default.
     """
 
     name: str
@@ -64,9 +64,10 @@ def write_checked(
 ):
     """Exports to a temporary folder, checks the outputs, moves the files to `path`, and returns a report.
 
-    The weights of a copy of the model are converted to the precision of the export. The outputs of the copy and of the
-    export may differ by at most `tolerance`, for random images (`batches`) and for the user's images (`given`). The
-    report also compares the export's outputs for `given` with the outputs of the original model.
+    The export is written from a copy of the model, after the weights of the copy are converted to the precision of the
+    export. For random images (`batches`) and for the user's images (`given`), the outputs of the copy and of the export
+    may differ by at most `tolerance`. The report also compares the export's outputs for `given` with the outputs of the
+    original model.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)
@@ -196,7 +197,7 @@ class Options(TypedDict, total=False):
 def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]) -> dict:
     """Exports a model to ONNX, checks that onnxruntime computes the model's outputs, and returns a report.
 
-    The input is named `images`. It has any batch size, and any image size if the model allows it. A single output is
+    The input is named `images`. It accepts any batch size, and any image size if the model does. A single output is
     named `outputs`; several outputs keep the model's names. The other formats use the same names, except that a
     PyTorch program returns a tuple without names.
 
@@ -251,12 +252,12 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
     Arguments and errors are as in `export.onnx`, but `path` ends in ".xml". OpenVINO chooses the compute precision for
     the processor; set `INFERENCE_PRECISION_HINT` to override it.
 
-    `precision="int8_static"` also computes matrix products in int8, with NNCF (`pip install nncf`). Dense layers whose
-    input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations are measured on
-    `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The report contains
-    `change["same_top1"]`, the number of these images whose top-1 class stays the same. Measure this number on other
-    images too, because the ranges fit other images less well. The precision "int8_static" is meant for processors with
-    the int8 instructions VNNI or AMX.
+    With `precision="int8_static"`, matrix products are also computed in int8, which needs NNCF (`pip install nncf`).
+    Dense layers whose input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations
+    are measured on `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The
+    report contains `change["same_top1"]`, the number of these images whose top-1 class stays the same. Measure this
+    number on other images too, because the ranges fit other images less well. The precision "int8_static" is meant for
+    processors with the int8 instructions VNNI or AMX.
     """
     return write_file(FORMATS["openvino"], model, path, **options)
 

@@ -65,12 +65,13 @@ def saved_model(
         model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
             TensorFlow process.
         path: The folder to write. TensorFlow Serving requires a version number as its name, such as "models/vit/1".
-        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). With the last two, all signatures also
-            return `probabilities`, (batch, classes), and, for the most probable classes, `classes` (int32), `scores`
-            and `labels`, each (batch, top). If the model ends in a softmax or sigmoid, no activation is added.
-        labels: Class names in order, or the path of a text file with one name per line. They are stored in the folder
-            `assets`. None selects the model's `class_names`. If the model has no class names, the labels are the names
-            of ImageNet's classes for 1000 outputs, and numbers in all other cases.
+        postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). If it is not None, all signatures also
+            return the `probabilities` of all classes, (batch, num_classes). For the most probable classes, they return
+            the indices `classes` (int32), the probabilities `scores` and the names `labels`, each (batch, top). If the
+            model ends in a softmax or sigmoid, no activation is added.
+        labels: Class names in order, or the path of a text file with one name per line. The names are stored in the
+            folder `assets`. None selects the model's `class_names`. If the model has no class names, None selects
+            ImageNet's class names for a model with 1000 outputs, and numbers for all other models.
         top: Int, the number of most probable classes to return. If the model has fewer classes, all are returned.
         overwrite: Bool, whether to replace an existing folder.
         warm_up: Batch sizes of warm-up requests; () means none. TensorFlow Serving runs these requests for each
@@ -87,12 +88,13 @@ def saved_model(
             only applies if the model takes any image size.
         attention: Bool, whether to add the signature `serving_attention`. It returns the outputs of `serving_bytes` and
             two other outputs. `attention`, float32 (batch, rows, columns), is the result of
-            `inspection.attention_rollout`. `attention_corners`, float32 (batch, 2, 2), contains the positions (y, x) on
-            the image of the map's upper left and lower right corner, as fractions of the image's height and width. The
-            model must contain one ViT of this package, without token merging.
+            `inspection.attention_rollout`. `attention_corners`, float32 (batch, 2, 2), shows which part of the original
+            image the map covers. It contains the positions (y, x) of the map's upper left and lower right corner, as
+            fractions of the image's height and width. The model must contain one ViT of this package, without token
+            merging.
 
-    The report and the errors are as in `export.onnx`. A ValueError is also raised if the model's input, or with
-    `postprocess` its output, is not supported.
+    The report and the errors are as in `export.onnx`. A ValueError is also raised if the model's input is not
+    supported, or if `postprocess` does not support the model's output.
 
     Example:
     >>> keras_vit.export.saved_model(model, "models/vit/1", postprocess="classify")["difference"]  # doctest: +SKIP
@@ -104,7 +106,7 @@ def saved_model(
     arguments.each(arguments.boolean, overwrite=overwrite, attention=attention)
     warm_up = arguments.several("warm_up", warm_up)
     if not (path.name.isascii() and path.name.isdigit()):
-        raise arguments.invalid("path", f"a folder named by a number, the version, as {str(path / '1')!r}", str(path))
+        raise arguments.invalid("path", f"a folder named by a number (the version), as {str(path / '1')!r}", str(path))
     height, width, channels = _input_size(model)
     arguments.choice("postprocess", postprocess, (None, "classify", "multi_label"))
     limits = {"max_batch_size": max_batch_size, "max_pixels": max_pixels, "max_input_pixels": max_input_pixels}

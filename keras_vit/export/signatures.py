@@ -188,7 +188,7 @@ class Server:
             (outputs,) = named.values()
             named["probabilities"] = activation[self._postprocess["activation"]](outputs)
             named["scores"], named["classes"] = tf.math.top_k(named["probabilities"], self._postprocess["top"])
-            # OpenVINO cannot read a SavedModel with a lookup table, so use a constant instead of the asset.
+            # Look up the labels in a constant, because OpenVINO cannot read a SavedModel with a lookup table.
             named["labels"] = tf.gather(tf.constant(self._postprocess["labels"]), named["classes"])
         return named
 

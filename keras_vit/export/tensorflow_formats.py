@@ -172,7 +172,7 @@ def run_litert(path, batches, settings):
 
 
 def write_openvino(model, path, settings):
-    """Writes OpenVINO's .xml and .bin files. Stores a weight in the precision if this does not change its values."""
+    """Writes OpenVINO's .xml and .bin files. Weights get the export's precision if this does not change them."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:
@@ -230,7 +230,7 @@ def calibrate_openvino(path, batches):
 
 
 def _with_outliers(model, images):
-    """Returns the names of the matrix products in dense layers that have outliers in their input (see `_OUTLIER`).
+    """Returns the names of the dense layers' matrix products whose input has outliers (see `_OUTLIER`).
 
     Trained ViTs have such inputs in the MLPs of some blocks (arXiv 2402.17762).
     """

@@ -55,7 +55,10 @@ def torch_module(model: keras.Model):
 
 
 def write_torch_export(model, path, settings):
-    """Writes an exported program. Stores a weight in float16 or bfloat16 if this does not change its values."""
+    """Writes an exported program.
+
+    If the precision is float16 or bfloat16, a weight is stored in it unless this would change the weight's values.
+    """
     import torch
 
     precision = settings["precision"]
@@ -73,7 +76,10 @@ def run_torch_export(path, batches, settings):
 
 
 def write_onnx(model, path, settings):
-    """Writes an ONNX file. Stores a weight in float16 or bfloat16 if this does not change its values."""
+    """Writes an ONNX file.
+
+    If the precision is float16 or bfloat16, a weight is stored in it unless this would change the weight's values.
+    """
     import torch
 
     options = {"input_names": ["images"], "output_names": settings["names"], "verbose": False}
@@ -103,7 +109,7 @@ def _traced(model, precision):
     import torch
 
     class Program(torch.nn.Module):
-        """Runs the model with its weights as buffers, in `precision` if this does not change a weight's values."""
+        """Runs the model. Each weight is a buffer, in `precision` if this does not change the weight's values."""
 
         def __init__(self):
             super().__init__()

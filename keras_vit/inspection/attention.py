@@ -22,7 +22,7 @@ def attention_maps(
     Args:
         model: A ViT of this package, or a model that contains exactly one. It may be fine-tuned or in mixed precision.
         images: The model's input, (batch, height, width, channels), preprocessed as for `model.predict`. If the model
-            has several inputs, a list or dict of arrays, as for `model.predict`.
+            has several inputs, pass a list or dict of arrays.
         blocks: Int, the index of a block (negative indices count from the end); a list of indices; or None for all
             blocks, which needs much memory for long sequences.
         batch_size: Int, the number of images per batch.
@@ -98,8 +98,9 @@ def attention_rollout(
     """Returns attention rollout, float32 (batch, rows, columns), for the input of the model's classification head.
 
     The rollout shows how much each patch contributes to this input. In each block, the matrices of all attention heads
-    are fused into one matrix, the identity is added for the residual branch, and each row is normalised to a sum of 1.
-    Then the matrices of all blocks are multiplied. The product has a row for each token. If the classification head
+    are fused into one matrix, and the identity matrix is added, which stands for the skip connection. Each row of the
+    sum is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The product has a row for each
+    token. If the classification head
     reads the class token, the row of this token is returned. If it reads the mean of the patches, the mean of the
     patches' rows is returned. With `pooling="map"`, this mean is weighted by the attention of the pooling layer.
     Columns of prefix tokens are left out, so a map may sum to less than 1.

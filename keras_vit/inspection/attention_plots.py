@@ -147,7 +147,7 @@ def plot_attention_maps(
         path: As in `plot_attention_rollout`; the same errors are raised.
         grid_size: (rows, columns) of patches, `patch_layout(model, images).grid_size`. None assumes a square grid, with
             or without one class token. Pass `grid_size` for every other layout, because the number of tokens can be
-            ambiguous: a class token with 4 x 2 patches has as many tokens as 3 x 3 patches.
+            ambiguous: nine tokens may be a class token and 4 x 2 patches, or 3 x 3 patches.
         query: Int, the index of the query token. None selects the first token if it is a prefix token, else the mean of
             all patches.
 
@@ -183,7 +183,9 @@ def plot_attention_maps(
 
 
 def plot_token_attention(image, attention, path: str | os.PathLike | None = None):
-    """Plots the attention of each visual token of one VT module over the image, and returns the figure.
+    """Plots the attention of each visual token of a VT module over the image, and returns the figure.
+
+    `token_attention_maps` explains VT modules and visual tokens.
 
     Args:
         image: (height, width, channels), in [0, 255], as in `attention_overlay`.
@@ -202,7 +204,10 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
 
 def _heat(image, maps, kind):
-    """Draws each map, (rows, columns), of `maps` over the image in grey; returns the figure and its panels."""
+    """Draws one panel for each of the `maps`, (number, rows, columns), and returns the figure and its panels.
+
+    A panel shows the image in grey, with the map over it.
+    """
     images, _ = images_and_attention(shaped("image", image, "height, width, channels")[None], maps[:1])
     height, width = images.shape[1:3]
     across = min(len(maps), 6 if len(maps) > 4 else 4)

@@ -16,9 +16,10 @@ def gradient_rollout(
     """Returns gradient-weighted attention rollout for a class, float32 (batch, rows, columns), non-negative.
 
     In each block, the attention weights are multiplied by the gradient of the class's output with respect to these
-    weights, negative products are set to 0, and the mean over the attention heads is a matrix B. The matrices I + B of
-    all blocks are multiplied, where I is the identity. Then I is subtracted, and the row that the classification head
-    reads is returned, as in `attention_rollout`. Only one block's gradients are in memory at a time.
+    weights. Negative products are set to 0, and the products are averaged over the attention heads, which gives a
+    matrix B. The matrices I + B of all blocks are multiplied, where I is the identity matrix. Then I is subtracted from
+    the product, and the row that the classification head reads is returned, as in `attention_rollout`. Only one block's
+    gradients are in memory at a time.
 
     Args:
         model: As in `attention_maps`, with one output, (batch, classes). Models with quantized attention or with
@@ -38,7 +39,7 @@ def gradient_rollout(
     taps = AttentionTaps(model, readout)
     if mode := quantization_of_attention(taps.blocks):
         received = f"model {model.name!r}, quantized to {mode!r}"
-        raise ValueError(f"Expected a model without quantized attention, which has no gradient. Received: {received}")
+        raise ValueError(f"Expected a model without quantized attention (it has no gradient). Received: {received}")
     if any(block.attention_norm for block in taps.blocks):
         raise ValueError(f"Expected a model without attention_norm. Received: model {model.name!r}")
     pairs = batches_and_classes(model, images, classes, batch_size)
@@ -46,7 +47,7 @@ def gradient_rollout(
 
 
 def batches_and_classes(model, images, classes, batch_size):
-    """Yields (batch of images, its classes as integers). If `classes` is None, yields None instead of the integers."""
+    """Yields (batch of images, array of their class indices), or (batch of images, None) if `classes` is None."""
     parts = batches(model, images, batch_size)
     if classes is not None:
         number = len(keras.tree.flatten(images)[0])
