@@ -452,9 +452,9 @@ def pipeline(task):
 
 
 def growth():
-    """Returns a table of the exponent k, if memory grows with the number of tokens to the power k.
+    """Returns a table of exponents. Memory grows like the number of tokens to the power of the exponent.
 
-    The exponent is measured between the two largest image sizes.
+    Each exponent is measured between the two largest image sizes.
     """
     own = benchmark("growth")
     cells = []

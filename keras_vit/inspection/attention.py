@@ -98,12 +98,11 @@ def attention_rollout(
     """Returns attention rollout, float32 (batch, rows, columns), for the input of the model's classification head.
 
     The rollout shows how much each patch contributes to this input. In each block, the matrices of all attention heads
-    are fused into one matrix, and the identity matrix is added, which stands for the skip connection. Each row of the
-    sum is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The product has a row for each
-    token. If the classification head
-    reads the class token, the row of this token is returned. If it reads the mean of the patches, the mean of the
-    patches' rows is returned. With `pooling="map"`, this mean is weighted by the attention of the pooling layer.
-    Columns of prefix tokens are left out, so a map may sum to less than 1.
+    are fused into one matrix. The identity matrix, which stands for the skip connection, is added, and each row of the
+    result is normalised to a sum of 1. Then the matrices of all blocks are multiplied. The product has a row for each
+    token. If the classification head reads the class token, the row of this token is returned. If it reads the mean of
+    the patches, the mean of the patches' rows is returned. With `pooling="map"`, this mean is weighted by the attention
+    of the pooling layer. Columns of prefix tokens are left out, so a map may sum to less than 1.
 
     Args:
         model, images, batch_size: As in `attention_maps`; the same errors are raised.
