@@ -18,7 +18,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     """Connects the processes of one training run, on JAX or PyTorch.
 
     Call this function in each process before any other function of Keras. It returns when all processes have called it.
-    Pass all three arguments or none. Without arguments, the function reads the environment variables that `torchrun`
+    Pass all three arguments or none. If you pass none, the function reads the environment variables that `torchrun`
     (PyTorch) or SLURM (JAX) sets for each process. If neither program started several processes, the function does
     nothing.
 

@@ -66,9 +66,9 @@ def saved_model(
             TensorFlow process.
         path: The folder to write. TensorFlow Serving requires a version number as its name, such as "models/vit/1".
         postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). If it is not None, all signatures also
-            return the `probabilities` of all classes, (batch, num_classes). For the most probable classes, they return
-            the indices `classes` (int32), the probabilities `scores` and the names `labels`, each (batch, top). If the
-            model ends in a softmax or sigmoid, no activation is added.
+            return the `probabilities` of all classes, (batch, num_classes). They also return the indices `classes`
+            (int32), the probabilities `scores` and the names `labels` of the most probable classes, each (batch, top).
+            If the model ends in a softmax or sigmoid, no activation is added.
         labels: Class names in order, or the path of a text file with one name per line. The names are stored in the
             folder `assets`. None selects the model's `class_names`. If the model has no class names, None selects
             ImageNet's class names for a model with 1000 outputs, and numbers for all other models.

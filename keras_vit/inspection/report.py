@@ -150,7 +150,7 @@ def _model_sections(model, notes):
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"
     lines = []
-    # Without a terminal, `summary` cuts its lines after 80 characters, so a larger `line_length` would lose text.
+    # `summary` cuts its lines after 80 characters without a terminal, so a larger `line_length` would lose text.
     model.summary(print_fn=lambda line, **kwargs: lines.append(line))
     yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
