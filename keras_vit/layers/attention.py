@@ -37,8 +37,8 @@ def active_layout(name):
 class MultiHeadSelfAttention(CompositeLayer):
     """Multi-head self-attention, `softmax(Q K^T / sqrt(head_dim)) V` per head, with one fused QKV projection.
 
-    The softmax is in float32 under mixed precision. Uses the backend's fused kernel if there is one, except with
-    `return_attention_scores` or active dropout.
+    The softmax is in float32 under mixed precision. The layer uses the backend's fused attention kernel if there is
+    one. With `return_attention_scores` or active dropout, it uses matrix products and a softmax instead.
 
     Args:
         num_heads: Int, the number of heads.
@@ -68,9 +68,9 @@ class MultiHeadSelfAttention(CompositeLayer):
             attend to all tokens. None means outputs for all tokens.
 
     Returns:
-        The outputs, (batch, num_queries, hidden_dim). If the attention weights or keys are requested, a tuple: the
-        outputs, then the attention weights, (batch, num_heads, num_queries, num_tokens), then the keys, (batch,
-        num_tokens, head_dim).
+        The outputs, (batch, num_queries, hidden_dim). If the attention weights or keys are requested, a tuple that
+        begins with the outputs. The attention weights, (batch, num_heads, num_queries, num_tokens), follow if they are
+        requested. The keys, (batch, num_tokens, head_dim), are last if they are requested.
 
     Raises:
         ValueError: If `head_dim` is None and there are more heads than channels, or if only one of `rotary_layout` and
@@ -81,8 +81,8 @@ class MultiHeadSelfAttention(CompositeLayer):
     (1, 197, 768)
 
     Reference: [arXiv 2010.11929](https://arxiv.org/abs/2010.11929), appendices A and D.4; sizes: [arXiv
-    2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initialized as in the official Flax code:
-    Xavier uniform, separately for the kernels of query, key, value and output, and zeros for the biases.
+    2210.09461](https://arxiv.org/abs/2210.09461), equation 1. Initialized as in the official Flax code: The query,
+    key, value and output kernels are each Xavier uniform, and the biases are zero.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
-        # Build the dropout here. If its first call built it, PyTorch would compile this layer twice.
+        # Build the dropout layer here. If its first call built it, PyTorch would compile the attention layer twice.
         self.dropout.build((None, self.num_heads, None, None))
         options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
         if self.output_norm:
@@ -226,7 +226,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         return with_sharding(qkv, "heads of tokens")
 
     def _relative_bias(self, query, num_keys):
-        """Returns what the relative position embeddings add to the scores, (batch, num_heads, queries, keys)."""
+        """Returns the relative position bias to add to the attention scores, (batch, num_heads, queries, keys)."""
         queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[1], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
@@ -244,7 +244,7 @@ class MultiHeadSelfAttention(CompositeLayer):
 
 
 class _KeysWithoutBias(Dense):
-    """The projection to queries, keys and values. The keys have entries in the bias vector, but these are not used."""
+    """The projection to queries, keys and values. The bias vector has entries for the keys, but they are not used."""
 
     def call(self, inputs, training=None):
         return dense(inputs, self.kernel, self.bias_without_keys())

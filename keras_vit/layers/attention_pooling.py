@@ -12,9 +12,9 @@ from keras_vit.layers.mlp import MLP
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class AttentionPooling(CompositeLayer):
-    """The "MAP head": pools the tokens of each image to one vector. The output is (batch, hidden_dim).
+    """Multi-head attention pooling (MAP): pools the tokens of each image to one vector.
 
-    A learned query attends to the tokens. A residual MLP follows the attention.
+    A learned query attends to the tokens. A residual MLP follows the attention. The output is (batch, hidden_dim).
 
     Args:
         num_heads: Int, the number of attention heads.

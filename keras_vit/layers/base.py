@@ -68,12 +68,13 @@ class Layer(keras.layers.Layer):
 
         The tuple is (name, multiply-adds, number of values that training keeps for the gradient). If the method returns
         None and `adds_up` is True, the steps are the operations in `call`. If it returns None and `adds_up` is False,
-        there is one step. Its multiply-adds are those for the product with the layer's `kernel`, or 0 without a kernel.
+        the whole call is one step. This step has the multiply-adds of the product with the layer's `kernel`, or 0 if
+        the layer has no kernel.
         """
         return None
 
     def spec(self, *shapes):
-        """Returns a `KerasTensor` of the compute dtype per shape. If there are several shapes, returns a tuple."""
+        """Returns a `KerasTensor` in the compute dtype for each shape: a tuple if there are several shapes."""
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -101,7 +102,7 @@ class CompositeLayer(Layer):
         self._changes = changes
 
     def restore_changes(self):
-        """Applies to the inner layers the LoRA, quantization and freezing that the config contains."""
+        """Applies the LoRA, quantization and freezing from the config to the inner layers."""
         changes, self._changes = self._changes or {}, None
         layers = self._dense_layers_by_path()
         for path, options in changes.get("lora", {}).items():
@@ -150,7 +151,7 @@ class CompositeLayer(Layer):
         return {self._below(layer.path): layer for layer in self.dense_layers()}
 
     def _below(self, path):
-        """Returns the path of a weight or inner layer relative to this layer, which is the same in every model."""
+        """Converts the path of a weight or inner layer to a path relative to this layer, the same in every model."""
         return path.removeprefix(f"{self.path}/")
 
 

@@ -6,7 +6,8 @@ from keras import ops
 class BatchNorm(keras.layers.BatchNormalization):
     """Keras' batch normalization over the last axis, changed so that PyTorch compiles a training step in one graph.
 
-    Keras' own layer passes the reduction axes to PyTorch as a tracked list. At such a list, PyTorch splits the graph.
+    Keras' own layer passes the reduction axes to PyTorch as a `TrackedList`, Keras' subclass of list. PyTorch's
+    compiler splits the graph at such a list.
     """
 
     def call(self, inputs, training=None):

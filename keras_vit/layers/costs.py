@@ -1,4 +1,4 @@
-"""Computes the costs of a layer's call on one image: multiply-adds, and activations that training keeps."""
+"""Counts the multiply-adds of a layer's call on one image, and the activations that training keeps for the gradient."""
 
 import math
 import re
@@ -24,8 +24,8 @@ def _classes(pattern):
 
 
 # (layer classes, function that returns the multiply-adds for one output value). In a grouped convolution, the input
-# axis of the kernel has the channels of one group, so the same function is correct. With LoRA, Keras multiplies the two
-# factors once per batch. This product is not counted.
+# axis of the kernel has the channels of one group, so the function is correct for grouped convolutions too. With LoRA,
+# Keras multiplies the two LoRA factors once per batch. The product of the factors is not counted.
 PRODUCTS = (
     (keras.layers.Dense, lambda layer, x: x.shape[-1]),
     (_classes("DepthwiseConv[12]D"), lambda layer, x: math.prod(layer.kernel.shape[:-2])),
@@ -39,12 +39,12 @@ FREE = VIEWS + _classes(
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-# Operations of `keras.ops` that need no memory for the gradient in addition to their input. The output is a view of the
-# input, or training keeps the output instead of the input.
+# Operations of `keras.ops` that are counted with 0 activations. Their output is a view of the input, or training keeps
+# the output instead of the input.
 VIEW_OPERATIONS = (
     "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
 )
-# These operations multiply matrices. Their multiply-adds are unknown, because this module does not compute them.
+# These operations have multiply-adds, but this module has no formula for them. Their multiply-adds are None (unknown).
 UNKNOWN_OPERATIONS = (
     ".*(Conv|[Dd]ot|Einsum|FFT|STFT|Cholesky|Solve).*|Correlate|Cross|Det|Eigh?|Inner|Inv|Kron|Lstsq|LuFactor|Qr|SVD"
 )

@@ -22,7 +22,7 @@ class Dense(keras.layers.Dense):
 
     @property
     def dtype_policy(self):
-        """The dtype policy of this layer. If a `DTypePolicyMap` was given, its entry for the path of this layer."""
+        """The dtype policy of this layer. If it was given as a `DTypePolicyMap`, the map's entry for this layer."""
         policy = super().dtype_policy
         is_map = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
         return policy[self.path] if is_map and self.path else policy
@@ -42,7 +42,8 @@ class Dense(keras.layers.Dense):
         self.lora_alpha = alpha
 
     # Save the LoRA factors too. Keras saves only the sum of kernel and LoRA, rounded to the kernel's precision. When
-    # Keras loads this file, it sets both LoRA factors to zero. The gradient of both is then zero too.
+    # Keras loads such a file, it sets both LoRA factors to zero. The gradients of both factors are then zero too, so
+    # LoRA could not be trained further.
     def save_own_variables(self, store):
         enabled = self.lora_enabled
         self.lora_enabled = False
@@ -60,8 +61,9 @@ class Dense(keras.layers.Dense):
         lora = {name: np.asarray(saved.pop(name)) for name in (*_FACTORS, _SCALE) if name in saved}
         if lora and not self.lora_enabled and self.quantization_mode:
             raise ValueError(
-                f"Expected a layer with LoRA, or a layer that is not quantized, for weights with LoRA. Received: layer "
-                f"{self.name!r} without LoRA, quantized to {self.quantization_mode!r}. Call `enable_lora` first."
+                f"Expected a layer with LoRA, or a layer that is not quantized, because the weights contain LoRA. "
+                f"Received: layer {self.name!r} without LoRA, quantized to {self.quantization_mode!r}. Call "
+                f"`enable_lora` first."
             )
         factor = ops.copy(self.lora_kernel_a) if self.lora_enabled else None
         super().load_own_variables(saved)

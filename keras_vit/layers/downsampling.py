@@ -14,7 +14,7 @@ from keras_vit.layers.symmetric_max_pooling import SymmetricMaxPooling2D
 class MaxPooling2D(keras.layers.MaxPooling2D):
     """`keras.layers.MaxPooling2D` for padding "same" and images of (batch, height, width, channels).
 
-    On PyTorch, this class pads the images itself, with -inf, because the compiled gradient of Keras' padding fails.
+    On PyTorch, this class pads the images itself, with -inf. Keras' own padding fails if PyTorch compiles its gradient.
     """
 
     def call(self, images):
@@ -37,8 +37,8 @@ def pooling(pool_type, padding, name, dtype):
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
     kind = keras.layers.AveragePooling2D if pool_type == "avg2" else MaxPooling2D
-    # Use Keras' "same" for symmetric padding too. Symmetric padding of 3 x 3 windows is handled above. If the windows
-    # are 2 x 2, "same" pads only the end of an odd side, and averages exclude the padding.
+    # Windows of 3 x 3 with symmetric padding are handled above. For windows of 2 x 2, Keras' "same" is used for both
+    # kinds of padding: it pads only the end of an odd side, and averages exclude the padding.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
 
 

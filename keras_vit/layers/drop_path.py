@@ -11,7 +11,7 @@ class DropPath(keras.layers.Dropout):
     The inputs of all other images are divided by `1 - rate`.
 
     Args:
-        rate: Float in [0, 1), the probability of setting the residual branch of an image to zero.
+        rate: Float in [0, 1), the probability that the input of an image is set to zero.
         seed: Int or None, the random seed.
 
     Input and output shape: (batch, ...), such as tokens, (batch, num_tokens, hidden_dim), or feature maps.

@@ -60,7 +60,7 @@ class LecunNormal(keras.initializers.LecunNormal):
 class FanOutNormal(keras.initializers.HeNormal):
     """Normal numbers of standard deviation `sqrt(2 / fan_out)`, as in EfficientNet.
 
-    The fan-out is the product of all kernel axes except the input axis, the last but one.
+    The fan-out is the product of all kernel axes except the input axis, which is the second-to-last axis.
     """
 
     def __call__(self, shape, dtype=None):
@@ -69,7 +69,7 @@ class FanOutNormal(keras.initializers.HeNormal):
 
 
 def xavier_uniform(fan_in, fan_out, seed=None):
-    """Returns a Glorot uniform initializer for the given fans.
+    """Returns a Glorot uniform initializer for the given fan-in and fan-out.
 
     A fused QKV kernel needs this initializer, because the fan-out that Keras computes from the kernel's shape is three
     times too large.

@@ -39,7 +39,8 @@ def activate(x, activation):
     """Returns `activation(x)`. On JAX, computes the exact GELU with erf in float32."""
     if keras.backend.backend() != "jax" or activation is not keras.activations.gelu:
         return activation(x)
-    # JAX's own GELU uses erfc, which takes several times as long as erf. In bfloat16, it also rounds after each step.
+    # JAX's own GELU uses erfc, which takes several times as long as erf. In bfloat16, JAX's GELU also rounds after each
+    # of its steps.
     y = ops.cast(x, "float32")
     return ops.cast(0.5 * y * (1 + ops.erf(y * math.sqrt(0.5))), x.dtype)
 
@@ -104,7 +105,7 @@ def _attend_by_cudnn(query, key, value, bias):
 
 @functools.cache
 def _odd_attention():
-    """Returns cuDNN attention for odd numbers of tokens, such as 197."""
+    """Returns a function that computes attention by cuDNN for an odd number of tokens, such as 197."""
     import jax
 
     @jax.custom_vjp

@@ -12,8 +12,8 @@ from keras_vit.layers.kernels import activate
 class MLP(CompositeLayer):
     """The MLP of a transformer block: a wide dense layer, an activation and a dense layer back to the input's width.
 
-    With `gated`, the first dense layer has twice as many outputs. The activation is applied to the first half of them,
-    and the result is multiplied by the second half. With activation="silu", this is SwiGLU.
+    With `gated`, the first dense layer has `2 * mlp_dim` outputs instead of `mlp_dim`. The activation is applied to the
+    first half of the outputs, and the result is multiplied by the second half. With activation="silu", this is SwiGLU.
 
     Args:
         mlp_dim: Int, the hidden width.

@@ -11,7 +11,8 @@ def pad_sides(images, vertical, horizontal, value=0.0):
         return ops.pad(images, ((0, 0), vertical, horizontal, (0, 0)), constant_values=value)
     from torch.nn import functional
 
-    # PyTorch cannot compile `ops.pad` in one graph. PyTorch's own function takes the padding of the last axis first.
+    # PyTorch cannot compile `ops.pad` in one graph, so call PyTorch's own function. It takes the padding of the last
+    # axis first.
     return functional.pad(images, (0, 0, *horizontal, *vertical), value=value)
 
 

@@ -18,8 +18,8 @@ class PositionEmbedding(Layer):
 
     Args:
         grid_size: (rows, columns) of the patch grid that the embeddings are stored for. If an input has another grid,
-            the layer resizes the embeddings. None: the grid of the first input, which is the grid of its `images` or,
-            without `images`, a square grid.
+            the layer resizes the embeddings. None: the grid of the first input, computed from the size of its `images`.
+            If no `images` are passed, the patches of the first input must form a square grid.
         method: "learned" (one vector per patch), "learned2d" (one vector per column for the first half of the channels,
             one per row for the second half) or "sincos2d" (fixed sines and cosines of column and row).
         patch_size: Int or (height, width), in pixels. Required if `images` is passed.

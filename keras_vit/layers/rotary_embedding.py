@@ -16,9 +16,10 @@ class Rotary(NamedTuple):
 
     layout: str
     theta: float
-    # True: positions go from -1 to 1 on each axis, and are multiplied by 2 pi. False: the row and column numbers.
+    # True: positions go from -1 to 1 on each axis, and are multiplied by 2 pi. False: positions are the row and column
+    # numbers.
     normalized: bool = False
-    columns_first: bool = False  # The first half of the frequencies belongs to the columns, not to the rows.
+    columns_first: bool = False  # True: the first half of the channels encodes the column, not the row.
 
 
 # DINOv3: arXiv 2508.10104, section 3. EVA-02: arXiv 2303.11331, section 2. RoPE-ViT's axial kind: arXiv 2403.13298,
@@ -35,8 +36,9 @@ class RotaryEmbedding(Layer):
     """Computes 2-D rotary position embeddings for images of any size. Blocks use them to rotate queries and keys.
 
     Args:
-        kind: "dinov3" (positions from -1 to 1, multiplied by 2 pi; theta 100; rotary layout "halves"), "eva02" (row
-            and column numbers; theta 10,000; rotary layout "pairs") or "axial" (RoPE-ViT). "axial" differs from "eva02"
+        kind: "dinov3", "eva02" or "axial" (RoPE-ViT). With "dinov3", positions go from -1 to 1 and are multiplied by
+            2 pi, theta (the base of the frequencies) is 100, and the rotary layout is "halves". With "eva02", positions
+            are row and column numbers, theta is 10,000, and the rotary layout is "pairs". "axial" differs from "eva02"
             in two points: theta is 100, and the first half of the channels encodes the column instead of the row.
         head_dim: Int, the width of a head, a multiple of 4.
         patch_size: Int or (height, width), in pixels.

@@ -6,7 +6,7 @@ from keras import ops
 
 
 def num_merged(num_tokens, token_merging, num_prefix_tokens=0):
-    """Returns the number of patches to merge: `token_merging`, or half of the patches if this is less.
+    """Returns the number of patches to merge: the smaller of `token_merging` and half of the patches.
 
     `num_tokens` may be a tensor. If it is None, the number of patches is unknown, and the result is None too.
     """
@@ -21,8 +21,9 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
     Patches that get the same index will be merged.
     """
-    # Find for each odd patch the even patch with the highest cosine similarity. The `token_merging` most similar pairs
-    # merge. After the merge, the order is: prefix tokens, odd patches that do not merge, even patches.
+    # Find for each patch of odd index the patch of even index with the highest cosine similarity. The `token_merging`
+    # most similar pairs merge. After the merge, the order is: prefix tokens, patches of odd index that do not merge,
+    # patches of even index.
     keys = ops.stop_gradient(ops.cast(keys, "float32"))
     keys = ops.normalize(keys[:, num_prefix_tokens:], axis=-1)
     targets, sources = keys[:, 0::2], keys[:, 1::2]
@@ -43,8 +44,9 @@ def match(keys, token_merging, num_prefix_tokens=0):
     of_sources = ops.where(merges, num_kept + target, place_if_kept)
     of_targets = num_kept + ops.arange(ops.shape(targets)[1], dtype="int32")
     of_targets = ops.broadcast_to(of_targets, (batch, ops.shape(targets)[1]))
-    # Interleave the indices of even and odd patches, so that they are in the patches' original order. If the number of
-    # patches is odd, there is one odd patch less, so append a dummy index, and remove it again afterwards.
+    # Interleave the two lists of new indices, so that they are in the patches' original order. If the number of patches
+    # is odd, the list for patches of odd index is shorter by one. So append a dummy index to it, and remove it
+    # afterwards.
     num_patches, num_targets = ops.shape(keys)[1], ops.shape(targets)[1]
     of_sources = ops.concatenate([of_sources, of_targets[:, : num_targets - num_sources]], axis=1)
     places = ops.reshape(ops.stack([of_targets, of_sources], axis=2), (-1, 2 * num_targets))[:, :num_patches]
@@ -55,7 +57,7 @@ def match(keys, token_merging, num_prefix_tokens=0):
 
 
 def merge(tokens, sizes, places, num_left):
-    """Averages the tokens that have the same index in `places`, and returns them with their sizes.
+    """Averages the tokens that have the same index in `places`; returns the `num_left` averages and their sizes.
 
     `sizes` are the weights of the tokens in the averages; None means that each token has the weight 1. The new size of
     a token is the sum of the sizes of the tokens in its average.

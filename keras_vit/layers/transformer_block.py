@@ -142,7 +142,7 @@ class TransformerBlock(CompositeLayer):
         """Returns `num_outputs`; raises ValueError if these tokens include patches that token merging could change."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
-            expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, with token merging"
+            expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, because the block merges tokens"
             raise ValueError(f"Expected `num_outputs` to be {expected}. Received: num_outputs={num_outputs}")
         return num_outputs
 

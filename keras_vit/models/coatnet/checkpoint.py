@@ -115,7 +115,7 @@ def config_of(path, name, args):
         if any(value != several[0] for value in several):
             raise ValueError(f"Cannot load {path!r}. Expected equal {' and '.join(names)}. Received: {several}.")
         fields[field] = several[0]
-    # timm uses 0 or None if there is no such layer.
+    # If a model does not have the layer, timm's value is 0 or None, and ours is None.
     for field in ("representation_size", "layer_scale_init"):
         fields[field] = fields[field] or None
     try:

@@ -1,4 +1,4 @@
-"""CoAtNet models: convolutions in the first stages, relative attention in the last."""
+"""CoAtNet models: convolutions in the first stages, and relative attention in the last stages."""
 
 from typing import Any
 

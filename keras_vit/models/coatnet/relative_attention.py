@@ -15,8 +15,8 @@ from keras_vit.layers.kernels import attend, attend_unfused
 class RelativeAttention(CompositeLayer):
     """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
 
-    Each head has a bias for each offset, the number of rows and columns from a key to a query. The biases are in a
-    learned table or are computed by a small MLP. The table is resized for feature maps of another size.
+    Each head has a bias for each offset. An offset is the number of rows and columns from a key to a query. The biases
+    are in a learned table or are computed by a small MLP. The table is resized for feature maps of another size.
 
     Args:
         num_heads: Int, the number of heads.
@@ -40,9 +40,9 @@ class RelativeAttention(CompositeLayer):
     >>> RelativeAttention(12, 32, 384, grid_size=(14, 14))(np.zeros((1, 14, 14, 384))).shape
     (1, 14, 14, 384)
 
-    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2.1 and A.1; the MLP is timm's, after
-    [arXiv 2111.09883](https://arxiv.org/abs/2111.09883), section 3.3. Initialized as in timm: Xavier uniform for query,
-    key, value and output, and truncated normal with standard deviation 0.02 for the table.
+    Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2.1 and A.1. The MLP is timm's
+    version of [arXiv 2111.09883](https://arxiv.org/abs/2111.09883), section 3.3. Initialized as in timm: The query,
+    key, value and output kernels are Xavier uniform, and the table is truncated normal with standard deviation 0.02.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class RelativeAttention(CompositeLayer):
         """Returns the biases, (1, num_heads, queries, keys), for a feature map of (rows, columns)."""
         rows, columns = grid_size
         table = self._table(grid_size)
-        # Look up the bias of each row offset i - i', and then of each column offset. On PyTorch, `ops.take` from a
-        # matrix is an embedding, which ONNX supports.
+        # Look up the row offsets first and the column offsets second, so that each `ops.take` reads from a matrix. On
+        # PyTorch, such an `ops.take` is an embedding, which ONNX supports.
         bias = ops.take(ops.reshape(table, (2 * rows - 1, -1)), _offsets(rows), axis=0)
         bias = ops.reshape(bias, (rows * rows, 2 * columns - 1, self.num_heads))
         bias = ops.reshape(ops.transpose(bias, (1, 0, 2)), (2 * columns - 1, -1))
@@ -161,7 +161,7 @@ def _offsets(side):
 
 
 def _log_offsets(rows, columns):
-    """Returns `sign(x) * log(1 + |x|)` of row and column offsets, (rows, columns, 2)."""
+    """Returns `sign(x) * log(1 + |x|)` of `rows` row offsets and `columns` column offsets, (rows, columns, 2)."""
     one_axis = []
     for count in (rows, columns):
         x = ops.arange(count, dtype="float32")

@@ -26,7 +26,7 @@ class RelativeTransformerBlock(CompositeLayer):
         units: Int, the number of output channels.
         strides: 1, or 2 to halve height and width, rounded up.
         pool_type, padding, shortcut_bias, layer_scale_init, activation: As in `CoAtNetConfig`.
-        norm: "layer" or "batch".
+        norm: "layer" or "batch", the kind of the norms.
         epsilon: Float, the epsilon of the norms.
         drop_path_rate, seed: As in `DropPath`, for each residual branch.
 

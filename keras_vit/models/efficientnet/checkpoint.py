@@ -105,7 +105,8 @@ def _normalization(file):
     imagenet = IMAGENET_PREPROCESSING["mean"], IMAGENET_PREPROCESSING["std"]
     if all(len(a) == 3 and max(abs(a - b)) < 1e-5 for a, b in zip((mean, variance), imagenet, strict=True)):
         # In the published files, the array of variances contains ImageNet's standard deviations, not their squares.
-        # keras.applications divides by the square roots of these numbers twice, so by the standard deviations.
+        # keras.applications divides by the square roots of these numbers twice. Both divisions together divide by the
+        # standard deviations.
         return {"mean": imagenet[0], "std": imagenet[1]}
     return {"mean": tuple(map(float, mean)), "std": tuple(math.sqrt(float(value)) for value in variance)}
 
@@ -113,7 +114,8 @@ def _normalization(file):
 def _image_size(file):
     """Returns the image size in the name of a published file.
 
-    If the name contains no size, returns the image size of the variant, or of B0 if the file is of no variant.
+    If the name contains no size, returns the image size of the variant with the same widths and repeats as the file. If
+    there is no such variant, returns the image size of B0.
     """
     found = _file_name(file) or _noisy_student(file)
     if found is not None and found["side"]:

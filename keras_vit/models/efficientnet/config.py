@@ -11,7 +11,7 @@ from keras_vit.images.constants import IMAGENET_PREPROCESSING
 
 
 class Stage(NamedTuple):
-    """The blocks of a stage. `repeats` and `width` are B0's; the remaining fields are equal in all variants."""
+    """The blocks of a stage. `repeats` and `width` are the values of B0. The other fields are equal in all variants."""
 
     repeats: int
     width: int

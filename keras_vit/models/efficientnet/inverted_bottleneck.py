@@ -31,7 +31,7 @@ class InvertedBottleneck(CompositeLayer):
     Args:
         filters: Int, the number of output channels.
         kernel_size: Int, odd, the side of the depthwise kernel in pixels.
-        strides: Int, the reduction of height and width.
+        strides: Int, the factor by which the block reduces height and width.
         expansion: Int, the inner width relative to the input width; 1 omits the first convolution.
         padding: As in `EfficientNetConfig`; it matters only if `strides` is above 1.
         epsilon: Float, the epsilon of the norms.

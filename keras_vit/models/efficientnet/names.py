@@ -19,7 +19,7 @@ _BLOCK = (
 
 
 class _Style(NamedTuple):
-    """A code base's suffixes of weight names, and its layouts of kernels."""
+    """The suffixes of the weight names of a code base, and the layouts of its kernels."""
 
     kernel: str
     depthwise: str
@@ -86,7 +86,7 @@ TIMM_EFFICIENTNET = Source(
 
 
 class _Official(Source):
-    """Assigns blocks to stages by their shapes, because the official code numbers blocks across all stages."""
+    """Assigns blocks to stages by the shapes of their weights. The official code numbers blocks across all stages."""
 
     def canonical_keys(self, keys):
         canonical, ignored = super().canonical_keys(keys)

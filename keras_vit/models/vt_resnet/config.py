@@ -6,8 +6,8 @@ from typing import ClassVar
 from keras_vit import arguments
 from keras_vit.config import MOST_LAYERS, ModelConfig, checked, stage_sizes
 
-# Deep Residual Learning (arXiv 1512.03385), table 1, with the last stage replaced as in Visual Transformers (arXiv
-# 2006.03677), appendix A.
+# The ResNet sizes are from Deep Residual Learning (arXiv 1512.03385), table 1. VT modules replace the last stage, as in
+# Visual Transformers (arXiv 2006.03677), appendix A.
 VT_RESNETS = {
     "R18": {"stages": (2, 2, 2), "bottleneck": False, "num_modules": 2},
     "R34": {"stages": (3, 4, 6), "bottleneck": False, "num_modules": 3},

@@ -162,10 +162,11 @@ class TokenTransformer(CompositeLayer):
     >>> TokenTransformer(key_dim=128)(np.zeros((1, 16, 256))).shape
     (1, 16, 256)
 
-    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. In the appendix, the attention has
-    a value projection, grouped convolutions and more than one head, and no shape of `K` and `Q` agrees with all tables.
-    The weights are initialized like PyTorch's linear layers. In addition, the initial `K` and `Q` are each divided by
-    the fourth root of `key_dim`, so that the first scores are as large as in scaled attention.
+    Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. The attention in the paper's
+    appendix differs: it has a value projection, grouped convolutions and more than one head. No shape of `K` and `Q`
+    agrees with all tables of the paper. The weights are initialized like PyTorch's linear layers. In addition, the
+    initial `K` and `Q` are each divided by the fourth root of `key_dim`. When training begins, the scores are therefore
+    as large as in scaled attention.
     """
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
@@ -213,7 +214,7 @@ class TokenProjector(CompositeLayer):
     Call arguments:
         feature_map: (batch, height, width, channels), of any height and width. The output has the same shape.
         tokens: (batch, num_tokens, token_dim). If the tokens are not as wide as the feature map, `T W_V` replaces the
-            last T in the equation. This projection changes their width to the width of the feature map.
+            last T in the equation. `W_V` projects the tokens to the width of the feature map.
 
     Example:
 
@@ -264,16 +265,17 @@ class VTModule(CompositeLayer):
         key_dim: Int, the width of keys and queries, as in `TokenTransformer` and `TokenProjector`.
         recurrent: Bool; True for a `RecurrentTokenizer`, which needs the previous module's tokens, False for a
             `FilterTokenizer`.
-        project: Bool; False omits the projector, as in the last module, because the head reads only the tokens.
+        project: Bool; False omits the projector. The last module of a model needs no projector, because the head reads
+            only the tokens.
         drop_path_rate, seed: As in `DropPath`, for each residual branch.
 
     Call arguments:
         feature_map, tokens, return_attention_scores: As in `Tokenizer`.
 
     Returns:
-        The new tokens, (batch, num_tokens, token_dim). If there are more outputs, a tuple. If `project` is True, the
-        tuple begins with the new feature map, which has the shape of the old one. If `return_attention_scores` is True,
-        the tuple ends with the attention weights of the tokenizer.
+        The new tokens, (batch, num_tokens, token_dim). If `project` or `return_attention_scores` is True, a tuple that
+        contains these tokens. With `project`, the tuple begins with the new feature map, which has the shape of the old
+        one. With `return_attention_scores`, the tuple ends with the attention weights of the tokenizer.
 
     Raises:
         ValueError: If an argument is out of range, or `tokens` do not match `recurrent` and `num_tokens`.
@@ -329,7 +331,7 @@ class VTModule(CompositeLayer):
     def _check(self, tokens_shape):
         number = self.num_tokens if self.recurrent else None
         if (None if tokens_shape is None else tokens_shape[1]) != number:
-            expected = f"of shape (batch, {number}, token_dim)" if self.recurrent else "None with recurrent=False"
+            expected = f"of shape (batch, {number}, token_dim)" if self.recurrent else "to be None with recurrent=False"
             raise ValueError(f"Expected `tokens` {expected}. Received: tokens of shape {tokens_shape}")
 
     def dense_layers(self):

@@ -19,7 +19,7 @@ class ResNetBlock(Layer):
 
     Args:
         width: Int, the number of channels inside the unit.
-        strides: Int, the reduction of height and width.
+        strides: Int, the factor by which the unit reduces height and width.
         bottleneck: Bool. True: convolutions of 1 x 1, 3 x 3 (strided) and 1 x 1 pixels. The last one has `4 * width`
             output channels. False: two convolutions of 3 x 3 pixels, the first one strided.
         drop_path_rate, seed: As in `DropPath`, for the residual branch.
@@ -32,9 +32,9 @@ class ResNetBlock(Layer):
     >>> ResNetBlock(64, strides=2, bottleneck=True)(np.zeros((1, 56, 56, 64))).shape
     (1, 28, 28, 256)
 
-    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5. Unlike in the paper, the 3 x 3
-    convolution of a bottleneck has the stride, not the first 1 x 1 convolution. Padding and initialization (He normal
-    with the fan-out) are as in PyTorch's code.
+    Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5. In the paper, the first 1 x 1
+    convolution of a bottleneck has the stride. In this layer, the 3 x 3 convolution has the stride, as in torchvision.
+    Padding and initialization (He normal with the fan-out) are as in torchvision too.
     """
 
     adds_up = True

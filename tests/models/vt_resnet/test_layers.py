@@ -171,7 +171,7 @@ def test_vt_module_config_keeps_lora():
 
 def test_vt_module_unfitting_tokens_are_refused():
     x, tokens = map(np.zeros, SHAPES)
-    refuses("Expected `tokens` None with recurrent=False. Received: tokens of shape", layers.VTModule(3), x, tokens)
+    refuses("Expected `tokens` to be None with recurrent=False. Received: tokens", layers.VTModule(3), x, tokens)
     three, four = (layers.VTModule(number, recurrent=True) for number in (3, 4))
     refuses("Expected `tokens` of shape.*3, token_dim.* Received: tokens of shape None", three, x)
     refuses("Expected `tokens` of shape.*4, token_dim", four, x, tokens)
