@@ -11,7 +11,7 @@ class PrefixTokens(Layer):
 
     Args:
         num_tokens: Int, the number of tokens.
-        initializer: Initializer of the tokens. By default, the tokens are zeros, as in the official Flax code.
+        initializer: Initializer of the tokens. The default is zeros, as in the official Flax code.
 
     Input shape: (batch, num_patches, hidden_dim). Output shape: (batch, num_tokens + num_patches, hidden_dim).
 
@@ -46,7 +46,7 @@ class ClassToken(PrefixTokens):
     """Prepends the class token, a learned vector that is the same for every image.
 
     Args:
-        initializer: Initializer of the token. By default, the token is zero, as in the official Flax code.
+        initializer: Initializer of the token. The default is zeros, as in the official Flax code.
 
     Example:
     >>> keras_vit.layers.ClassToken()(np.zeros((2, 196, 768))).shape

@@ -39,7 +39,7 @@ class TruncatedNormal(keras.initializers.TruncatedNormal):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class GlorotUniform(keras.initializers.GlorotUniform):
-    """`keras.initializers.GlorotUniform` with NumPy's random numbers. The last kernel axes are (inputs, outputs)."""
+    """`keras.initializers.GlorotUniform` with NumPy's random numbers. The last two axes are (inputs, outputs)."""
 
     def __call__(self, shape, dtype=None):
         field = math.prod(shape[:-2])
@@ -48,7 +48,10 @@ class GlorotUniform(keras.initializers.GlorotUniform):
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class LecunNormal(keras.initializers.LecunNormal):
-    """`keras.initializers.LecunNormal` with NumPy's random numbers. All kernel axes but the last form the fan-in."""
+    """`keras.initializers.LecunNormal` with NumPy's random numbers.
+
+    The fan-in is the product of all kernel axes except the last one.
+    """
 
     def __call__(self, shape, dtype=None):
         truncated_stddev = 0.87962566103423978

@@ -104,7 +104,8 @@ class PatchEmbedding(Layer):
         if self.method == "unfold":
             kernel = ops.reshape(self.kernel, (-1, self.hidden_dim))
             return kernels.dense(unfold(images, self.patch_size), kernel, self.bias)
-        # Crop, because TensorFlow's VALID convolution on CPUs may be wrong for 1 channel and patches 1 pixel high.
+        # Crop first. If pixels are left over, TensorFlow's VALID convolution on CPUs may return wrong results for 1
+        # channel and patches 1 pixel high.
         images, rows, columns = whole_patches(images, self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))

@@ -42,8 +42,8 @@ class RotaryEmbedding(Layer):
             in two points: theta is 100, and the first half of the channels encodes the column instead of the row.
         head_dim: Int, the width of a head, a multiple of 4.
         patch_size: Int or (height, width), in pixels.
-        grid_size: (rows, columns). Row and column numbers are scaled to the range of this grid, as in EVA-02. None: no
-            scaling. "dinov3" ignores `grid_size`.
+        grid_size: (rows, columns) or None. If a grid is given, row and column numbers are scaled to the range that they
+            have in this grid, as in EVA-02. "dinov3" ignores `grid_size`.
 
     Input shape: images, (batch, height, width, channels). Only their size is read.
     Output shape: (rows * columns, 2, head_dim), the cosines and sines for each patch, float32.
@@ -114,7 +114,7 @@ def rotate(x, angles, layout):
     `angles` is the output of `RotaryEmbedding`. The patches are the last tokens; the tokens before them do not change.
     """
     dtype = x.dtype
-    # Keras cast the cosines and sines to the compute dtype of the layer that calls `rotate`. Compute in float32 again.
+    # The layer that calls `rotate` has cast the cosines and sines to its compute dtype. Compute in float32 again.
     x, angles = ops.cast(x, "float32"), ops.cast(angles, "float32")
     num_prefix = ops.shape(x)[1] - ops.shape(angles)[0]
     prefix, patches = x[:, :num_prefix], x[:, num_prefix:]

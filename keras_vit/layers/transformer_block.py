@@ -41,7 +41,7 @@ class TransformerBlock(CompositeLayer):
         mlp_dim: Int, the hidden width of the MLP.
         dropout_rate: Float in [0, 1), the dropout after the attention and in the MLP.
         attention_dropout_rate: Float in [0, 1), the dropout on the attention weights.
-        drop_path_rate: Float in [0, 1), the probability of dropping a residual branch per image (stochastic depth).
+        drop_path_rate: Float in [0, 1), the probability that a branch of an image is dropped (stochastic depth).
         layer_scale_init: Float, the initial value of LayerScale on each branch; None for no LayerScale.
         qk_norm, max_relative_distance, rotary_layout: As in `MultiHeadSelfAttention`.
         qkv_bias, key_bias, attention_norm: As `use_bias`, `key_bias` and `output_norm` of `MultiHeadSelfAttention`.

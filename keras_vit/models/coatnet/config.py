@@ -49,7 +49,8 @@ class CoAtNetConfig(ModelConfig):
             convolution, as in the paper), "depthwise" or "pooling" (an average of 2 x 2 before the first convolution).
         pool_type: The pooling that halves the feature map on shortcuts and before the attention: "max2", "max3"
             (windows of 3 x 3) or "avg2".
-        padding: The padding of strided 3 x 3 windows: "same", as in TensorFlow, or "symmetric", as in PyTorch.
+        padding: The padding of 3 x 3 convolutions and 3 x 3 poolings that halve the feature map: "same", as in
+            TensorFlow, or "symmetric", as in PyTorch.
         activation: The activation of the MLPs: "gelu", "gelu_tanh", "silu" or "relu".
         conv_activation: The activation of the stem and of the MBConv blocks. The choices are as for `activation`.
         pre_norm_activation: Bool, whether an activation follows the first norm of an MBConv.

@@ -71,8 +71,8 @@ def CoAtNet(variant: str, **fields: Any) -> FamilyModel:
 
     Args:
         variant: "0" to "5", a name of timm, such as "coatnet_0_rw_224", or a short form of it, such as "0_rw".
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
-            weights, else the size in timm's name, else 224.
+        image_size: Int or (height, width), in pixels, or (None, None) for any size at run time. None: the image size of
+            the weights or, without weights, the size in timm's name. If there is no size in the name, 224.
         dropout_rate: Float in [0, 1), the dropout before the head. None: 0.
         drop_path_rate: Float in [0, 1), the stochastic-depth rate of the last block. The rates rise linearly from 0 in
             the first block. None: 0.

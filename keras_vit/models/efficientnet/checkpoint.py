@@ -14,8 +14,8 @@ from keras_vit.weights.record import begin, read_record
 OFFICIAL = {"padding": "same", "batch_norm_epsilon": 1e-3}
 OF_TIMM = {"padding": "symmetric", "batch_norm_epsilon": 1e-5}
 _ADVPROP = {"mean": 0.5, "std": 0.5}
-# The names of timm's architectures. "tf_" marks official weights. Older names end in the training recipe, such as "_ns"
-# for Noisy Student, and the image size.
+# The names of timm's architectures. "tf_" marks official weights. Older names contain the training recipe, such as
+# "_ns" for Noisy Student, and may end in the image size.
 _NAME = r"(?P<official>tf_)?efficientnet_(?P<size>b[0-8]|l2)a?(?P<recipe>_(?:aa|ap|ns|ra2?))?(?:_(?P<side>\d{3}))?"
 # These timm arguments only affect training, or their values follow from the arrays or the config.
 _SHOWN = re.compile("num_classes|in_chans|drop_rate|drop_path_rate|bn_momentum")

@@ -62,9 +62,10 @@ def EfficientNet(variant: str, **fields: Any) -> FamilyModel:
 
     Args:
         variant: String, "B0" to "B8" or "L2".
-        image_size: Int, (height, width), or (None, None) for any size at run time, in pixels. None: the size of the
-            weights, else the size of the variant, 224 for "B0" to 800 for "L2".
-        dropout_rate: Float in [0, 1), the dropout before the head. None: as in the variant, 0.2 to 0.5.
+        image_size: Int or (height, width), in pixels, or (None, None) for any size at run time. None: the image size of
+            the weights or, without weights, of the variant. "B0" has images of 224 x 224 pixels, "L2" of 800 x 800.
+        dropout_rate: Float in [0, 1), the dropout before the head. None: the rate of the variant, which is 0.2 for "B0"
+            and 0.5 for "L2".
         drop_path_rate: Float in [0, 1). Block i of N, counted from 0, has the stochastic-depth rate
             `drop_path_rate * i / N`. None: 0.2.
         **fields: Other fields of `keras_vit.EfficientNetConfig`, which override the variant and the weights. The
