@@ -68,7 +68,7 @@ class FrozenTeacher:
     def refresh(self):
         """Copies the teacher's weights again, because they may have changed."""
         for copy, variable in zip(self.copies, self.model.weights, strict=True):
-            # Copy the arrays, because a JAX training step may overwrite them, and the teacher must keep its arrays.
+            # Copy each array. A JAX training step may overwrite the copies, and the teacher must keep its own arrays.
             copy.assign(ops.copy(variable))
 
     def logits(self, images):
@@ -126,7 +126,7 @@ class Distiller(TrainingWrapper):
     Compile and fit this model. In training, the loss given to `compile` compares the class head with the labels, and
     the distillation loss compares the distillation head with the teacher. A ViT that is built with
     `distillation_token=True` has these two heads. Any other classifier uses its single head for both losses.
-    `evaluate`, `predict` and calls use only the student. If it has two heads, they use the mean of the two outputs.
+    `evaluate`, `predict` and calls use only the student. If the student has two heads, it returns their mean.
 
     `plain_model` is the student, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
     write only the student. `save_weights` also writes the optimizer. The teacher is not changed or saved. The
@@ -147,9 +147,10 @@ class Distiller(TrainingWrapper):
         teacher_preprocessing: Function that converts the student's images to the teacher's images, with `keras.ops`. If
             the teacher comes from `keras.applications`, pass a function that calls the teacher's `preprocess_input`
             with `raw_images(images, student)`, as in the example of `raw_images`. With None, the teacher gets the
-            student's images. If teacher and student are both models of this package, the student's normalization is
-            replaced by the teacher's. None also repeats the channel of grey images if the teacher takes 3 channels. In
-            all cases, images are resized bilinearly if the teacher has a fixed input size.
+            student's images. If teacher and student are both models of this package, None also replaces the student's
+            normalization of the images by the teacher's. If the images are grey and the teacher takes 3 channels, None
+            repeats the channel. With or without a function, images are resized bilinearly if the teacher has a fixed
+            input size.
         teacher_from_logits: Bool. Pass False if the teacher returns probabilities, as models of `keras.applications`
             do by default.
 

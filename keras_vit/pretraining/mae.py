@@ -24,7 +24,7 @@ class MAE(MaskedImageModel):
 
     - "prediction": float32 (batch, num_patches, patch_height * patch_width * channels).
     - "mask": (batch, num_patches), True for masked patches.
-    - "kept": (batch, num_visible), the indices of the visible patches, which are in random order.
+    - "kept": (batch, num_visible), the indices of the visible patches, in random order.
     - "restore": (batch, num_patches), the position of each patch in a random order of all patches. This order starts
       with the visible patches.
 
@@ -43,7 +43,7 @@ class MAE(MaskedImageModel):
             to a multiple of 32.
         decoder_num_heads: Int, the number of heads in the decoder. None uses one head per 32 channels.
         decoder_mlp_dim: Int, the width of the hidden layer of the decoder's MLPs. None uses 4 * decoder_hidden_dim.
-        norm_pixels: Bool, whether to normalise the target to mean 0 and variance 1 per patch.
+        norm_pixels: Bool, whether the decoder predicts pixels that are normalised to mean 0 and variance 1 per patch.
         seed: Int or None, the random seed of the masks.
 
     Raises:
@@ -59,7 +59,7 @@ class MAE(MaskedImageModel):
 
     Reference: [arXiv 2111.06377](https://arxiv.org/abs/2111.06377). The paper's decoder has 8 blocks of width 512.
     According to table 1, 4 blocks or half the width give the same accuracy after fine-tuning. As in the official code,
-    the target uses the unbiased variance plus 1e-6.
+    `norm_pixels` divides by the square root of the unbiased variance plus 1e-6.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Encoder:
 class Reconstruction(NamedTuple):
     """The result of `reconstruct`: images in [0, 255] as NumPy arrays, each (batch, height, width, channels).
 
-    The images are cropped to whole patches. `original` has no masks. In `masked`, masked patches are grey, and swapped
+    The images are cropped to whole patches. `original` is not masked. In `masked`, masked patches are grey, and swapped
     patches of `MaskedPatchPrediction` are replaced by other patches. In `prediction`, the model's predictions replace
     all patches for which "mask" is True.
     """
@@ -107,7 +107,7 @@ class MaskedImageModel(TrainingWrapper):
 
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
         encoder = Encoder(arguments.model(backbone, "backbone"))
-        # Do not cast images, because the backbone's `normalization` layer gets uncast images too.
+        # Do not cast images. If the backbone is called without this wrapper, its images are not cast either.
         super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
         self.encoder = encoder
         # Track the encoder instead of the backbone, so that the optimizer does not change the backbone's head.
@@ -126,7 +126,7 @@ class MaskedImageModel(TrainingWrapper):
         return self.backbone
 
     def forward_passes(self):
-        # Compile only `predict_hidden`, because random masks are drawn outside of it.
+        # Compile `predict_hidden` instead of `call`, because `call` draws random masks.
         return [(self, "predict_hidden")]
 
     def add_linear_head(self, units, name):

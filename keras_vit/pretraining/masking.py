@@ -55,7 +55,7 @@ def corruption(batch_size, num_patches, seed, mask_ratio=0.5, masked_share=0.8, 
     """Selects patches to corrupt at random.
 
     Returns two tensors of shape (batch_size, num_patches). The first is the `kind` of each patch. The second is the
-    `source`, the index of the patch that replaces each patch if it is swapped.
+    `source` of each patch: if the patch is swapped, this is the index of the patch that replaces it.
     """
     # Use a different seed for each random tensor, because the same seed would make the tensors correlated.
     streams = arguments.seeds(seed, 4) if isinstance(seed, int) else [seed] * 4

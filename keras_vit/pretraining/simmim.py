@@ -13,8 +13,9 @@ class SimMIM(MaskedImageModel):
 
     The image is divided into squares, and 60% of the squares are masked: a learned mask token replaces the embeddings
     of their patches before positions are added. The loss is the mean absolute error of the normalised pixels in masked
-    patches. In hybrids the ResNet processes the masked pixels, so some information leaks to neighbouring patches.
-    Training and saving work as in `MAE`. Calling the model returns a dict of "prediction" and "mask", as in `MAE`.
+    patches. In hybrids (a ResNet followed by a ViT), the ResNet processes the masked pixels, so some information leaks
+    to neighbouring patches. Training and saving work as in `MAE`. Calling the model returns a dict of "prediction" and
+    "mask", as in `MAE`.
 
     Args:
         backbone: A ViT of this package for a fixed image size.
@@ -35,7 +36,8 @@ class SimMIM(MaskedImageModel):
     >>> history = model.fit(np.zeros((4, 64, 64, 3)), verbose=0)
 
     Reference: [arXiv 2111.09886](https://arxiv.org/abs/2111.09886). As in the official code, the loss is divided by the
-    number of masked pixels plus 1e-5, then by the channels. The official code does not cut off squares at the edges.
+    number of masked pixels plus 1e-5, then by the number of channels. The official code does not cut off squares at
+    the edges.
     """
 
     def __init__(

@@ -219,12 +219,12 @@ def noisy_student(
 ) -> keras.Model:
     """Trains students in rounds by Noisy Student. The student of each round is the teacher of the next round.
 
-    In each round, the teacher labels `images` with `pseudo_labels`, a new student is built, and `train` trains it. The
-    folder gets a subfolder for each round, `round_1` and so on, with the labels in `pseudo_labels.npz`, the folder
-    `checkpoints` for `train`, and the trained student in `student.keras`. If the run is killed, repeat the same call.
-    It reads the finished rounds, and repeats the interrupted round with the stored labels, a new student and the same
-    folder of checkpoints. The noise of the student comes from its dropout and stochastic depth, and from augmentation
-    such as RandAugment in the data that `train` reads.
+    In each round, the teacher labels `images` with `pseudo_labels`, a new student is built, and `train` trains it. Each
+    round has a subfolder: `round_1`, `round_2` and so on. The subfolder contains the labels in `pseudo_labels.npz`, the
+    trained student in `student.keras`, and the folder `checkpoints` for `train`. If the run is killed, repeat the same
+    call. The new call reads the finished rounds. It repeats the interrupted round with the stored labels, a new student
+    and the same folder of checkpoints. The noise of the student comes from its dropout and stochastic depth, and from
+    augmentation such as RandAugment in the data that `train` reads.
 
     Args:
         teacher: The first teacher, a model that is already trained on the labelled images. It must be a model that

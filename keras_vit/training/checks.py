@@ -48,12 +48,12 @@ class Findings:
     images_per_class: tuple | None  # counted in all images if `counted_all`, otherwise in the batches that were read
     counted_all: bool
     batch_shape: tuple | None
-    values: tuple | None  # (min, max) of the images read
+    values: tuple | None  # (min, max) of the pixel values in the batches that were read
     expected_values: tuple | None  # (min, max) of the pixel values that the model takes
     labels: str | None  # dtype and shape of a batch of labels
     loss: str | None  # name of the compiled loss
     initial_loss: float | None  # loss of a batch before training
-    chance_loss: float | None  # log(num_classes), the loss of equal probabilities; None for several classes per image
+    chance_loss: float | None  # log(num_classes), the loss of equal probabilities; None if images have several classes
     trainable: int  # number of trainable parameters
     frozen: int  # number of frozen parameters
     steps: int | None  # steps of the whole training
@@ -85,9 +85,9 @@ class Findings:
 def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=None, batch_size=32, verbose=1):
     """Checks a model and its data before training, estimates the memory, and returns `Findings`.
 
-    It reads a few batches and runs the model, but changes no weight. If the model has no class names, it gets the class
-    names of the data. One error lists all mistakes. The logger "keras_vit" warns of settings that are unusual but
-    possible. `keras_vit.training.run` and `keras-vit train` call this function first.
+    It reads a few batches and runs the model, but it does not change weights. If the model has no class names, it gets
+    the class names of the data. One error lists all mistakes. The logger "keras_vit" warns of settings that are unusual
+    but possible. `keras_vit.training.run` and `keras-vit train` call this function first.
 
     Args:
         model: A `keras.Model`; compile it first, so that its loss is checked against the labels and outputs.
@@ -190,7 +190,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 class Data(NamedTuple):
     """The first batches of a dataset, and properties of the dataset. A field is None if it is unknown."""
 
-    images: np.ndarray | None  # images of the first batches; if there are several inputs, the only one of rank 4
+    images: np.ndarray | None  # images of the first batches; if there are several inputs, the only input of rank 4
     labels: np.ndarray | dict | list | None  # labels of the first batches, one array for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int  # number of images in a batch, added up over all processes

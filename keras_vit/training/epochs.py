@@ -155,7 +155,10 @@ def _array(array):
 
 
 class _Drawn:
-    """Returns the batches of an iterator by number. Keeps the first two, because TensorFlow reads them twice."""
+    """Makes the batches of an iterator available by their numbers.
+
+    Keeps the first two batches, because TensorFlow reads them twice.
+    """
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}

@@ -37,8 +37,8 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
         seed: Int of at least 0; 0 by default. It determines the global random seeds and the order of the data, if `fit`
             shuffles the data.
         allow: Tuple of the settings that may differ from the checkpoint: "seed", "model" (its config), "optimizer",
-            "learning_rate" (the new rate is used), "loss", "data" (its sizes, values, order and class weights) and
-            "callbacks" (their arguments).
+            "learning_rate" (the new rate is used), "loss", "data" (the sizes, values and order of the data, and the
+            class weights) and "callbacks" (their arguments).
         callbacks: List of callbacks. `on_train_begin` and `on_train_end` are called once for the run. Checkpoints
             contain the states of Keras' callbacks, and of any callback that has the methods `get_state()` and
             `set_state(state)`. The method `get_state` must return a dict of JSON values and NumPy arrays.
@@ -98,7 +98,7 @@ def train(
         batch, steps = data.first_batch()
         labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
         several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
-        # If an image has several classes, Keras uses only the weight of the class with the largest label.
+        # For an image of several classes, Keras would use only the weight of the class with the largest label.
         if class_weight is not None and np.any(several):
             raise ValueError(
                 "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "
@@ -149,7 +149,8 @@ class TerminateOnNaN(keras.callbacks.TerminateOnNaN):
             self.model.stop_training = True
 
 
-# Shorter runs are not compiled, because compiling ViT-B/16 takes about the time that compilation saves in 200 steps.
+# Compile only runs of more than this many steps. In 200 steps, compilation saves about the time that compiling ViT-B/16
+# takes.
 FEWEST_STEPS = 200
 
 
@@ -181,7 +182,10 @@ def compile_forward(model):
 
 
 def compile_long_run(model, num_steps, verbose=1):
-    """Compiles the forward pass for a long run on a GPU with PyTorch. If this is impossible, prints the reason."""
+    """Compiles the forward pass if a run on a GPU with PyTorch has more than `FEWEST_STEPS` steps.
+
+    If the model cannot be compiled, prints the reason.
+    """
     if keras.backend.backend() != "torch" or num_steps <= FEWEST_STEPS:
         return
     if model.variables[0].value.device.type == "cpu":

@@ -29,7 +29,11 @@ class Head(NamedTuple):
 
 
 def classification_heads(model, graph, seen, compiled):
-    """Returns a list with one `Head`, or if the labels are several arrays, one for each output with labels."""
+    """Returns a list of `Head`s.
+
+    If a model has several outputs and several arrays of labels, the list contains one `Head` for each output with
+    labels. In all other cases, it contains a single `Head`.
+    """
     outputs, labels, all_labels = [] if graph is None else graph.outputs, seen.labels, seen.all_labels
     sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
     losses = getattr(model, "loss", None)
@@ -73,7 +77,7 @@ def label_problem(labels, num_classes, loss):
         example = np.ravel(labels)[0]
         example = example.decode(errors="replace") if isinstance(example, bytes) else str(example)
         expected = f"Expected labels as integers from 0 to {num_classes - 1}, or one-hot"
-        return f"{expected}. Received: strings, such as {example!r}. Use their indices in the sorted list of all names."
+        return f"{expected}. Received: strings, such as {example!r}. Use the index of each name in the sorted names."
     # If the loss is unknown, accept labels of any kind.
     if loss is None:
         return None

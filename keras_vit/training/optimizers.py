@@ -40,7 +40,10 @@ def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Returns the learning rate of arXiv 2106.04560, section 3.5: an inverse square root, then a linear fall to 0."""
+    """Returns the learning rate of arXiv 2106.04560, section 3.5, which falls as an inverse square root.
+
+    In the last `cooldown_steps`, a second factor falls linearly to 0. If `cooldown_steps` is 0, this factor is 1.
+    """
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:
@@ -119,7 +122,10 @@ def _class_of_backend(optimizer_class):
 
 
 class _Averaged:
-    """Applies `ema_momentum` once per update instead of per batch, and copies the averages at the end of `fit`."""
+    """Base class that makes `ema_momentum` the momentum per update, and not per batch as in Keras.
+
+    At the end of `fit`, it copies the averages, so that the model does not share arrays with the optimizer.
+    """
 
     def __init__(self, learning_rate, *args, **options):
         # The learning rate may also be a schedule, a function or a tensor.

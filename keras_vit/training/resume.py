@@ -49,8 +49,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         super().set_params(params)
         for callback in self.callbacks:
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                # In the last epoch of a run, SwapEMAWeights deletes the trained weights. Add an epoch to its `params`,
-                # so that it keeps the weights.
+                # In the last epoch of a run, SwapEMAWeights deletes the trained weights. Raise the number of epochs in
+                # its `params` by 1, so that the callback keeps the weights.
                 callback.set_params({**params, "epochs": params["epochs"] + 1})
 
     def begin(self, record, allow):
@@ -62,7 +62,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         if agree(step) != step:
             raise ValueError(
                 "Expected all processes to use the same folder of checkpoints. "
-                f"Received: {str(self.checkpoints.folder)!r}, with other checkpoints than in process 0"
+                f"Received: {str(self.checkpoints.folder)!r}, where process 0 found other checkpoints than this process"
             )
         if slot is not None:
             check_model(self.trained, slot)
@@ -194,9 +194,11 @@ class ResumableRun(keras.callbacks.CallbackList):
         saved = {name: callback_states.unpack(state, slot.arrays) for name, state in slot.facts["callbacks"]}
         state_of = callback_states.get_state
         if new := [name for name, callback in self.named.items() if name not in saved and state_of(callback)]:
-            print(f"{str(slot.path)!r} has no state of {', '.join(new)}, so they start afresh.")
+            print(f"{str(slot.path)!r} has no state of {', '.join(new)}. New callbacks start afresh.")
         if gone := sorted(name for name, state in saved.items() if state and name not in self.named):
-            print(f"{str(slot.path)!r} has a state of {', '.join(gone)}. It is not used, as `callbacks` lacks these.")
+            print(
+                f"{str(slot.path)!r} has a state of {', '.join(gone)}, which `callbacks` lacks. This state is not used."
+            )
         return saved
 
     def _restore(self):
@@ -247,8 +249,8 @@ class ResumableRun(keras.callbacks.CallbackList):
             except TypeError as error:
                 raise TypeError(f"The state of the callback {name} cannot be saved. {error}") from None
             facts["callbacks"].append([name, state])
-        # A resumed run computes the seeds of all processes from process 0. Do the same at each checkpoint, so that a
-        # run without an interruption has the same seeds.
+        # A resumed run computes the seeds of all processes from the seeds of process 0. Compute them in the same way at
+        # each checkpoint, so that a run without an interruption has the same seeds.
         spread_seeds(model)
         try:
             if process_id() == 0:
@@ -257,7 +259,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             # A full disk must not end a long run. Raise only if there is no checkpoint yet.
             if not self.checkpoints.paths():
                 raise
-            print(f"No checkpoint could be written at step {self.step} ({error}). The earlier ones are kept.")
+            print(f"No checkpoint could be written at step {self.step} ({error}). Earlier checkpoints are kept.")
         self.saved_step = self.step
         if not self.batch:
             self._keep(arrays)

@@ -69,7 +69,7 @@ def describe_data(data, batch, steps, **options):
     if is_arrays(data):
         arrays = keras.tree.flatten(data)
         return {**options, "arrays": [_digest(array) for array in arrays if array is not None]}
-    # Compare only the names of files, because they may be in another folder when the run is started again.
+    # Compare only the names of files, because the files may be in another folder when the run is started again.
     files = [os.path.basename(path) for path in getattr(data, "file_paths", None) or ()]
     spec, num_shards = getattr(data, "element_spec", None), getattr(data, "num_shards", 1)
     # Describe the batches of all processes together, because a run may be resumed with another number of processes.
@@ -140,7 +140,10 @@ def _clean(value):
 
 
 def _digest(array):
-    """Returns a dict of an array's shape and, if the array is dense, of its dtype and a hash of all or some rows."""
+    """Returns a dict that describes an array by its shape, its dtype and a hash of all or some rows.
+
+    If the array is sparse, the dict contains only the shape.
+    """
     described = {"shape": [int(size or 0) for size in array.shape]}
     try:
         whole = getattr(array, "nbytes", 0) <= _WHOLE_BYTES

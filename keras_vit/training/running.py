@@ -53,13 +53,13 @@ def run(
 
     First, `preflight` checks the model and the data. During the run, the folder `out` contains `recipe.json`,
     `history.csv`, the folder `checkpoints` and, if TensorBoard is installed, the folder `tensorboard`. At the end,
-    `results.json` and `model.keras` are added. The model in `model.keras` takes raw images of 0..255 and has the class
-    names. If a run is killed, the same call resumes it at the last checkpoint.
+    `results.json` and `model.keras` are added. The model in `model.keras` takes images with pixels from 0 to 255 and
+    contains the class names. If a run is killed, the same call resumes it at the last checkpoint.
 
     Args:
         recipe: A `Recipe`.
-        make_dataset: Function that returns a dataset. Its first argument is "train" or "test", and it takes the options
-            of `keras_vit.data.pipeline`.
+        make_dataset: Function that returns a dataset. The function's first argument is "train" or "test", and its
+            keyword arguments are options of `keras_vit.data.pipeline`.
         out: Path of the run's folder, which is created.
         weights: The checkpoint to start from, as in `Recipe`. None uses the recipe's checkpoint, and "none" uses random
             weights.
@@ -67,13 +67,13 @@ def run(
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
         distribution, model_devices: As for `keras_vit.distribution.distributed`. A resumed run may use other devices.
-            If there are several processes (see `keras_vit.distribution.initialize`), each calls `run` with the same
-            arguments and a shared folder.
+            If there are several processes (see `keras_vit.distribution.initialize`), each process calls `run` with the
+            same arguments and the same folder.
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
-        ValueError: If the folder has a run with another recipe, seed or data, the recipe does not fit the data, or the
-            batch size is not a multiple of the number of devices that share a batch.
+        ValueError: If the folder contains a run with another recipe, seed or data, the recipe does not fit the data, or
+            the batch size is not a multiple of the number of devices that share a batch.
         RuntimeError: If the backend does not support this distribution; the message contains a remedy.
         FloatingPointError: If the loss or a weight became NaN or infinite; earlier checkpoints are kept.
 
@@ -147,7 +147,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     path = out / "recipe.json"
     if path.is_file() and CheckpointSlots(checkpoints).paths():
         here, other = json.loads(json.dumps(facts)), json.loads(path.read_text(encoding="utf-8"))
-        # If `recipe.json` lacks a setting, it is from an older version of this package. Do not compare this setting.
+        # If `recipe.json` lacks a setting, an older version of this package wrote the file. Do not compare the setting.
         different = sorted(key for key in here if here[key] != other.get(key, here[key]))
         if listed := ", ".join(f"{key}={other[key]!r} and not {here[key]!r}" for key in different):
             expected = "Expected `out` to be a new folder, or the folder of the same run"
@@ -157,7 +157,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
     if writes:
         out.mkdir(parents=True, exist_ok=True)
         _write(path, facts)
-    # Keep only the names of broken images from the datasets of earlier epochs, because a dataset takes much memory.
+    # Keep the names of the broken images of earlier epochs, but not the datasets, because a dataset takes much memory.
     broken, reading = set(), train
 
     # Cache the dataset, because `fit` calls this function twice for the first epoch.
@@ -199,7 +199,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
         "steps": length.total,
-        # The seconds since this process started or resumed the run, at step `first_step`.
+        # The seconds that this process took. If this process resumed the run, it began at step `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": ended.first_step,
         "parameters": model.count_params(),
@@ -208,7 +208,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
-        # The names of the table's columns with paths and labels; None if the images are not listed in a table.
+        # The names of the table columns that contain paths and labels; None if no table lists the images.
         "table_columns": getattr(train, "table_columns", None),
     }
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):

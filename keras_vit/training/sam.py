@@ -33,14 +33,14 @@ class SAM(TrainingWrapper):
 
     Each step computes the gradient g at the weights w and a second gradient at `w + rho * g / ||g||`, where `||g||` is
     the global norm of g. The step then updates w with the second gradient. A step costs twice as much as without SAM.
-    Both gradients use the same dropout. Compile and fit this wrapper; it returns the model's outputs. `plain_model` is
-    the given model, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint` write only the
-    given model; `save_weights` also writes the optimizer.
+    Both gradients use the same dropout masks. Compile and fit this wrapper; it returns the model's outputs.
+    `plain_model` is the given model, which is trained in place. `save`, `export` and `keras.callbacks.ModelCheckpoint`
+    write only the given model; `save_weights` also writes the optimizer.
 
     Args:
         model: The `keras.Model` to train.
-        rho: Float, the radius of the neighborhood; 0.05 for ResNets, 0.1 to 0.2 for ViTs. If it is not above 0, a
-            ValueError is raised.
+        rho: Float, the distance from w to the weights of the second gradient. Use 0.05 for ResNets and 0.1 to 0.2 for
+            ViTs. If `rho` is not above 0, a ValueError is raised.
 
     Example:
     >>> model = keras_vit.ViT("Ti/16", image_size=32, num_layers=1, num_classes=2)
@@ -49,8 +49,8 @@ class SAM(TrainingWrapper):
     >>> history = trainer.fit(np.zeros((4, 32, 32, 3)), np.array([0, 1, 0, 1]), verbose=0)
 
     Reference: [arXiv 2010.01412](https://arxiv.org/abs/2010.01412), algorithm 1; [arXiv
-    2106.01548](https://arxiv.org/abs/2106.01548) for ViTs. With gradient accumulation each batch has its own
-    neighborhood (m-sharpness).
+    2106.01548](https://arxiv.org/abs/2106.01548) for ViTs. With gradient accumulation, both gradients are
+    computed for each batch separately (m-sharpness).
     """
 
     def __init__(self, model: keras.Model, rho: float = 0.05, **kwargs):

@@ -39,20 +39,24 @@ class Recipe:
 
     Args:
         name: The name on the command line.
-        source, cost, expected: The source of the recipe, and the time, hardware and result that the source reports.
+        source, cost, expected: `source` is where the recipe comes from. `cost` is the time and the hardware that the
+            source reports, and `expected` is the result that the source reports.
         dataset: The TFDS name of the dataset that the source trains on.
         train_split, test_split: The TFDS split to train on, and the TFDS split to evaluate on after each epoch and at
             the end.
-        holdout: Float in (0, 1). If a folder has no test images, this share of each class is used for the test.
+        holdout: Float in (0, 1). If a folder contains no test images, this share of the images of each class becomes
+            the test images.
         family: "vit", "bit", "coatnet" or "efficientnet". The model is built by `keras_vit.ViT`, `keras_vit.BiT`,
             `keras_vit.CoAtNet` or `keras_vit.EfficientNet`.
-        variant, image_size, weights: Arguments of that builder. If `weights` is a path, a model on a hub or the full
-            name of a published checkpoint, the checkpoint determines the architecture, and `variant` is not used.
-        model: Dict of other arguments of that builder.
-        train, lora_rank: Weights to train: "all", "head", or "lora" (the head, and LoRA updates of rank `lora_rank`).
+        variant, image_size, weights: Arguments of the family's builder. If `weights` is a path, a model on a hub or the
+            full name of a published checkpoint, the checkpoint determines the architecture, and `variant` is not used.
+        model: Dict of other arguments of the family's builder.
+        train, lora_rank: `train` names the weights to train: "all", "head" or "lora". With "lora", the head and LoRA
+            updates of rank `lora_rank` are trained.
         dtype: "float32", "mixed_bfloat16" or "mixed_float16".
         crop, crop_scale: `crop` is the crop of the training images, "pretrain", "finetune", "pad" or "eval", as in
-            `keras_vit.data.Crop`. `crop_scale` is the smallest share of the area that "pretrain" keeps, 0 to 1.
+            `keras_vit.data.Crop`. `crop_scale`, 0 to 1, is the smallest share of the image area that the crop
+            "pretrain" keeps.
         flip: True mirrors half of the training images.
         policy: The augmentation, one of `keras_vit.data.POLICIES`.
         label_smoothing: The share of each label that is spread over the classes, 0 to 1. It must be 0 with the loss
@@ -63,18 +67,20 @@ class Recipe:
             `epochs`, the run has at least `min_steps` batches.
         optimizer: "sgd", "adamw" or "adam". "adamw" and "adam" are one optimizer, which DeiT calls AdamW and the ViT
             paper calls Adam.
-        learning_rate, sweep: The peak of the schedule, and the peaks that the source tried.
+        learning_rate, sweep: `learning_rate` is the peak of the schedule. `sweep` lists the peaks that the source
+            tried.
         weight_decay: Float of at least 0, the weight decay of the kernels. It must be 0 with "sgd".
         clip: The largest global gradient norm; None for no clipping.
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
         warmup_steps, warmup_epochs, warmup_percent: The length of the linear warm-up in steps, in epochs or in percent
             of the run. Set at most one of the three.
-        accumulate: Batches per update; `steps` and other lengths still count batches.
+        accumulate: The number of batches for each update of the weights. `steps` and the other lengths still count
+            batches, not updates.
         ema: Momentum of a moving average of the weights. At the end, this average replaces the weights. None trains
             without an average.
-        layer_decay: Each block has the learning rate of the next block, which is nearer to the output, times this
-            factor. None gives all blocks the same learning rate.
-        sam: The radius of sharpness-aware minimization, as `rho` in `SAM`. None trains without it.
+        layer_decay: A factor. The learning rate of each block is this factor times the learning rate of the block after
+            it. None gives all blocks the same learning rate.
+        sam: The radius of sharpness-aware minimization, as `rho` in `SAM`. None trains without SAM.
 
     Raises:
         ValueError: If a field is out of range, or two fields contradict each other.
@@ -182,7 +188,7 @@ class Recipe:
         return "\n".join(f"{key:16}{value}" for key, value in rows)
 
     def replace(self, changes):
-        """Returns a copy with other settings; raises a ValueError for an unknown field or a value of another type.
+        """Returns a copy with other settings; raises a ValueError for an unknown field or a value of the wrong type.
 
         The keys of `changes` are fields, or "model." followed by an argument of the builder. The values may also be
         strings that contain Python literals. New `steps` reset `epochs` and `min_steps`, and new `epochs` reset `steps`
@@ -233,7 +239,10 @@ logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """Builds the uncompiled model of a recipe, which takes raw images of 0..255. Freezes layers as in the recipe."""
+    """Builds the uncompiled model of a recipe. The model takes images with pixels from 0 to 255.
+
+    Depending on `recipe.train`, freezes layers or adds LoRA.
+    """
     task = "multi_label" if recipe.loss == "sigmoid" else "single_label"
     given = {"image_size": recipe.image_size, "num_classes": num_classes, "class_names": class_names or None}
     given |= {"task": task, "include_preprocessing": True, "dtype": recipe.dtype, **recipe.model}
@@ -265,7 +274,7 @@ def optimizer(recipe, model, total_steps, warmup_steps):
 
 
 def loss(recipe, one_hot):
-    """Builds the loss of a recipe for logits. If `one_hot`, the labels have one number for each class."""
+    """Builds the loss of a recipe for logits. `one_hot` is True if each label consists of one number per class."""
     if recipe.loss == "sigmoid":
         # The recipe's source sums the loss over the classes, and Keras would average it.
         return _SumOverClasses(from_logits=True)
@@ -332,8 +341,8 @@ def lengths(recipe, num_images, num_test_images):
     warmup = recipe.warmup_steps or round(recipe.warmup_epochs * steps + recipe.warmup_percent / 100 * total)
     if warmup >= total:
         logger.warning(
-            "Expected a warm-up shorter than the run, %d steps. Received: %d steps. Using a tenth of the run, %d "
-            "steps. To change it, set `warmup_steps`.",
+            "Expected a warm-up shorter than the run of %d steps. Received: %d steps. The warm-up now takes a tenth of "
+            "the run, %d steps. To change it, set `warmup_steps`.",
             *(total, warmup, total // 10),
         )
         warmup = total // 10

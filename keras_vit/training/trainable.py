@@ -81,7 +81,8 @@ def unfreeze(model: keras.Model) -> Parameters:
     >>> unfreeze(model)
     Parameters(trainable=5526346, frozen=0)
     """
-    # Set False first. On TensorFlow, setting True again would do nothing, and frozen inner layers would stay frozen.
+    # Set False first. If `trainable` is True, setting True again does nothing on TensorFlow, and frozen inner layers
+    # would stay frozen.
     arguments.model(model).trainable = False
     model.trainable = True
     return count_parameters(model)
@@ -97,18 +98,20 @@ def enable_lora(
 ) -> Parameters:
     """Adds LoRA to the dense layers (attention, MLP) of each block and freezes the backbone's other weights, in place.
 
-    The outputs do not change before training. Compile the model afterwards. Do not set `trainable` of its layers, since
-    Keras would unfreeze the kernels too. A .keras file stores the LoRA weights and which layers are frozen. In a clone
-    by `keras.models.clone_model`, the LoRA weights have new initial values. Returns `Parameters(trainable, frozen)`.
+    The outputs do not change before training. Compile the model afterwards. Do not set `trainable` of the model's
+    layers, since Keras would unfreeze the kernels too. A .keras file stores the LoRA weights and which layers are
+    frozen. In a clone by `keras.models.clone_model`, the LoRA weights have new initial values. Returns
+    `Parameters(trainable, frozen)`.
 
     Args:
         model: A ViT, CoAtNet or VT-ResNet of this package, with its original head or your own, or a model that
             contains such a model as a layer.
         rank: Int of at least 1, the rank of the updates.
         alpha: Float above 0. The updates are multiplied by `alpha / rank`, and None multiplies them by 1.
-        train_head: Bool, whether to train the head too: all layers after the backbone and, if the backbone is nested in
-            another model, all layers outside of the backbone.
-        train_norms: Bool, whether to train all norms too.
+        train_head: Bool, whether to train the head too. The head is all layers after the backbone and, if the backbone
+            is nested in another model, all layers outside of the backbone.
+        train_norms: Bool, whether to train norms too. These are the layer norms outside of the blocks and the norms of
+            all blocks, except the residual units of a ResNet.
 
     Raises:
         ValueError: If the model has no transformer blocks or already has LoRA, or the head to train is quantized.
@@ -170,7 +173,8 @@ def merge_lora(model: keras.Model) -> keras.Model:
     unfreeze(merged)
     # Match weights by order, because two layers of a nested model may have weights with the same path.
     for weight, value in zip(merged.weights, (w for w in model.weights if "lora_kernel" not in w.path), strict=True):
-        # Copy the value. On JAX, training and predicting can delete arrays of a model, so models must not share any.
+        # Copy the value. On JAX, training and predicting can delete a model's arrays, so two models must not share
+        # arrays.
         weight.assign(ops.copy(value))
     plain = _dense_layers(_parts(merged).blocks)
     for old, new in zip(layers, plain, strict=True):

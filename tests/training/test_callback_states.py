@@ -79,8 +79,8 @@ def test_missing_and_left_over_states_are_named(tmp_path, capsys):
     train(tmp_path, [stopping("loss"), stopping("loss")])
     train(tmp_path, [stopping("loss"), stopping("val_loss")])
     said = capsys.readouterr().out
-    assert "has no state of EarlyStopping('val_loss'), so they start afresh." in said
-    assert "has a state of EarlyStopping('loss') 2. It is not used, as `callbacks` lacks these." in said
+    assert "has no state of EarlyStopping('val_loss'). New callbacks start afresh." in said
+    assert "has a state of EarlyStopping('loss') 2, which `callbacks` lacks. This state is not used." in said
 
 
 def test_fit_refuses_unsavable_callbacks(tmp_path):

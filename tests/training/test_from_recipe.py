@@ -79,7 +79,7 @@ def test_lengths_of_steps_and_epochs():
 def test_lengths_warm_up_longer_than_the_run_is_a_tenth(caplog):
     row = RECIPES["pretrain_imagenet21k"].replace({"batch_size": 16, "steps": 40})
     assert lengths(row, 80, 20).warmup == 4
-    assert len(caplog.messages) == 1 and "shorter than the run, 40 steps. Received: 10000 steps" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "shorter than the run of 40 steps. Received: 10000 steps" in caplog.messages[0]
     assert lengths(row.replace({"steps": 1}), 80, 20).warmup == 0
     caplog.clear()
     assert lengths(row.replace({"warmup_steps": 39}), 80, 20).warmup == 39 and not caplog.messages
