@@ -23,8 +23,8 @@ class MaskedPatchPrediction(MaskedImageModel):
 
     Training and saving work as in `MAE`. Calling the model returns a dict:
 
-    - "prediction": float32 logits, (batch, num_patches, 1, classes), or (batch, num_patches, channels, 8) with more
-      than 3 channels.
+    - "prediction": float32 logits, (batch, num_patches, 1, 8 ** channels). With more than 3 channels, the shape is
+      (batch, num_patches, channels, 8).
     - "mask": (batch, num_patches), True for corrupted patches.
     - "kind": (batch, num_patches), 0 for patches that are not corrupted, 1 for masked, 2 for swapped and 3 for kept.
     - "source": (batch, num_patches), the index of the patch that replaces a swapped patch.

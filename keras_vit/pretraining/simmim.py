@@ -12,10 +12,10 @@ class SimMIM(MaskedImageModel):
     """Pre-trains a ViT by predicting the pixels of masked squares with a linear head.
 
     The image is divided into squares, and 60% of the squares are masked: a learned mask token replaces the embeddings
-    of their patches before positions are added. The loss is the mean absolute error of the normalised pixels in masked
-    patches. In hybrids (a ResNet followed by a ViT), the ResNet processes the masked pixels, so some information leaks
-    to neighbouring patches. Training and saving work as in `MAE`. Calling the model returns a dict of "prediction" and
-    "mask", as in `MAE`.
+    of the patches in these squares before positions are added. The loss is the mean absolute error of the normalised
+    pixels in masked patches. In hybrids (a ResNet followed by a ViT), the ResNet processes the masked pixels, so some
+    information leaks to neighbouring patches. Training and saving work as in `MAE`. Calling the model returns a dict of
+    "prediction" and "mask", as in `MAE`.
 
     Args:
         backbone: A ViT of this package for a fixed image size.

@@ -213,7 +213,9 @@ class MetaPseudoLabels(TrainingWrapper):
         strategy = getattr(self, "distribute_strategy", None)
         backend = keras.backend.backend()
         if (strategy and strategy.num_replicas_in_sync > 1) or (backend == "torch" and num_processes() > 1):
-            raise RuntimeError(f"Expected one device, or JAX (KERAS_BACKEND=jax) for more devices. Received: {backend}")
+            raise RuntimeError(
+                f"Expected one device, or JAX (KERAS_BACKEND=jax) for several. Received: several with {backend}"
+            )
         self._hidden.trainer.compile(teacher_optimizer)
         self._hidden.trainer.optimizer.build(self.teacher.trainable_variables)
         super().compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)

@@ -35,9 +35,9 @@ def named(callbacks):
         name = kind = type(callback).__name__ + (f"({shown})" if shown else "")
         reason, counting = None, "update_freq" if isinstance(callback, keras.callbacks.TensorBoard) else "save_freq"
         if isinstance(callback, keras.callbacks.BackupAndRestore):
-            reason = "training.fit saves and loads the run itself."
+            reason = "keras_vit.training.fit already saves and loads the run."
         elif isinstance(getattr(callback, counting, None), int):
-            reason = f"It counts batches in private attributes: use {counting}='epoch'."
+            reason = f"The callback counts batches in private attributes. Use {counting}='epoch'."
         if reason and not _has_own_state(callback):
             raise ValueError(f"Expected callbacks whose states can be saved. Received: {name}. {reason}")
         while name in found:

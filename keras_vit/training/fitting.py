@@ -98,7 +98,7 @@ def train(
         batch, steps = data.first_batch()
         labels = batch[1] if len(batch) > 1 and isinstance(batch[1], np.ndarray) else np.zeros(())
         several = labels.ndim > 1 and labels.shape[-1] > 1 and ((labels != 0).sum(-1) != 1) | (labels.max(-1) != 1)
-        # For an image of several classes, Keras would use only the weight of the class with the largest label.
+        # If an image has several classes, Keras would use only the weight of the class with the largest label.
         if class_weight is not None and np.any(several):
             raise ValueError(
                 "Expected one class per image for `class_weight`. Received: labels with several classes per image, or "

@@ -79,8 +79,8 @@ _FLOWERS17 = {
 _SETTINGS = {
     "finetune": _FINETUNE
     | {
-        "source": f"{_VIT} 4, for your own images on one GPU: 8 epochs as on ImageNet, at least 500 steps as on Pets "
-        "and Flowers; resolution 224, batch size and warm-up (10% of the steps) are ours",
+        "source": f"{_VIT} 4, for your own images on one GPU. The 8 epochs are from ImageNet, and the minimum of 500 "
+        "steps is from Pets and Flowers. Resolution 224, the batch size and the warm-up (10% of the steps) are ours",
         "cost": "not measured",
         "expected": "not measured; for images of your own",
         "image_size": 224,
@@ -236,7 +236,7 @@ _SETTINGS = {
     },
     "lora_flowers17": _FLOWERS17
     | {
-        "source": "keras_vit; arXiv 2106.09685 on the same data",
+        "source": "keras_vit; LoRA (arXiv 2106.09685) on the data of finetune_flowers17",
         "train": "lora",
         "optimizer": "adamw",
         "learning_rate": 1e-3,

@@ -20,9 +20,10 @@ _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", 
 
 
 def describe_run(model, data, batch=None):
-    """Returns a dict of JSON values: the configs of a compiled model, its optimizer and its loss, and `data`.
+    """Returns a dict of JSON values that describes a run.
 
-    The learning rate is a separate entry. If it is a schedule, this entry is None.
+    It contains the configs of the compiled model, of its optimizer and of its loss, and the argument `data`. The
+    learning rate is a separate entry. If it is a schedule, this entry is None.
     """
     rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
     # Checkpoints contain only `model.variables`. Record hashes of all other weights, such as the weights of the teacher

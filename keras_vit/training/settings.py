@@ -74,7 +74,7 @@ class Recipe:
         decay: The schedule after the warm-up: "cosine", "linear", "constant" or "rsqrt".
         warmup_steps, warmup_epochs, warmup_percent: The length of the linear warm-up in steps, in epochs or in percent
             of the run. Set at most one of the three.
-        accumulate: The number of batches for each update of the weights. `steps` and the other lengths still count
+        accumulate: The number of batches for each update of the weights. `steps` and all other lengths still count
             batches, not updates.
         ema: Momentum of a moving average of the weights. At the end, this average replaces the weights. None trains
             without an average.
