@@ -248,9 +248,9 @@ def layer_multipliers(model, decay=0.75):
 class LayerDecay(keras.optimizers.Optimizer):
     """Wraps an optimizer and scales its updates, weight decay included, by a factor per layer.
 
-    If the update is proportional to the learning rate (SGD, Adam and their variants), this equals a learning rate per
-    layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer. The wrapped optimizer also clips
-    the gradients.
+    If the update is proportional to the learning rate (SGD, Adam and their variants), this is the same as a separate
+    learning rate for each layer. Schedules and callbacks set the `learning_rate` of the wrapped optimizer. The wrapped
+    optimizer also clips the gradients.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap, or its name. It must not have `use_ema`, which would

@@ -168,8 +168,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         rate = plain_rate(self.trained.optimizer)
         if rate is not None and here["learning_rate"] != saved["learning_rate"]:
             number = next(i for i, variable in enumerate(self.trained.optimizer.variables) if variable is rate)
-            # If a process calls `fit` twice, the optimizer still has the last learning rate of the first call. This is
-            # not another setting, so do not report it as a difference.
+            # If a process calls `fit` twice, the optimizer still has the last learning rate of the first call. The user
+            # did not change this rate, so do not report a difference.
             if here["learning_rate"] == float(slot.arrays[f"optimizer/{number:05d}"]):
                 here["learning_rate"] = saved["learning_rate"]
             else:
