@@ -24,7 +24,7 @@ _OWN = {"gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 
 def get(identifier, argument="activation"):
-    """Returns the activation function for a name, config or callable. Error messages contain the name `argument`."""
+    """Returns the activation function for a name, config or callable. `argument` is its argument name in errors."""
     if isinstance(identifier, str) and identifier in _OWN:
         return _OWN[identifier]
     expected = 'the name of a Keras activation, "gelu_tanh", "quick_gelu" or a function'

@@ -127,7 +127,7 @@ def boolean(name, value):
 
 
 def model(value, name="model"):
-    """Returns `value`; raises if it is not a model: an object whose attribute `layers` is a list or tuple."""
+    """Returns `value`; raises if it is not a model, that is, an object whose `layers` is a list or tuple."""
     if not isinstance(getattr(value, "layers", None), (list, tuple)):
         raise invalid(name, "a keras.Model", value)
     return value
@@ -194,7 +194,7 @@ def seeds(seed, count):
 
 
 def grid_size(image_size, patch_size, stride=1):
-    """Returns how many whole patches an image contains, as (rows, columns). Its sides may be None or tensors.
+    """Returns how many whole patches an image contains, as (rows, columns). Image sides may be None or tensors.
 
     `stride` is the total stride of the ResNet before the patch embedding, 1 without a ResNet.
     """

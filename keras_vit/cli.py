@@ -257,7 +257,7 @@ def build_parser():
     actions = weights.add_subparsers(required=True, title="actions", metavar="ACTION")
 
     kept = "a .keras file, the folder of a `train` run, a checkpoint, a name from `weights list`, or hf://owner/name"
-    help = "list the published checkpoints known by name"
+    help = "list the published checkpoints that can be loaded by name"
     examples = ["keras-vit weights list ViTB16", "keras-vit weights list dino --columns name,license,url"]
     add = command("list", _list, help, examples, {}, actions).add_argument
     add("name", nargs="?", default="", help="show only names that contain this text, such as ViTB16 or dino")
@@ -274,7 +274,7 @@ def build_parser():
     add("source_path", metavar="SRC", help=kept)
     add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
-    help = "write even if FORMAT's library uses another activation, layer_norm_epsilon, resnet_epsilons, pool_padding"
+    help = "SETTING may differ in FORMAT's library: activation, layer_norm_epsilon, resnet_epsilons or pool_padding"
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
     examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
@@ -291,7 +291,7 @@ def build_parser():
     help = "write ' before cells that start with = + - or @, because spreadsheets would compute them"
     add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
-    help = "write a row per image: path, label, probability; for a run trained on a table, the table's two columns"
+    help = "write path, label and probability per image; for a run trained on a table, the two columns of that table"
     form.add_argument("--csv", type=Path, metavar="FILE", help=help)
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 

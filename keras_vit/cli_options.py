@@ -35,7 +35,7 @@ TABLE = {
     },
     "--path-column": {
         "metavar": "NAME",
-        "help": "the CSV file's column of paths (default: path; `predict` also takes a file's only column)",
+        "help": "the CSV file's column of paths (default: path, or in `predict` a file's only column)",
     },
     "--extension": {"default": "", "metavar": "SUFFIX", "help": "appended to the CSV file's paths, such as .jpg"},
 }

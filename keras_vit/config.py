@@ -38,7 +38,7 @@ _FOLLOWS = (
 
 
 def checked(check, *args, optional=False, **options):
-    """Returns a dataclass field that `check(name, value, *args)` validates; with `optional`, it may be None."""
+    """Returns a dataclass field that `check(name, value, *args)` validates; with `optional`, the field may be None."""
 
     def check_field(name, value):
         return None if optional and value is None else check(name, value, *args)
@@ -70,8 +70,9 @@ class Preprocessing:
         std: Float, or one float per channel, in the units of `value_range`. The default mean and std map images of
             0..255 to [-1, 1], as the official checkpoints expect.
         interpolation: "bilinear", "bicubic", "nearest", "lanczos3", "lanczos5" or "area".
-        antialias: Bool. True filters when shrinking and rounds to integers, as Pillow does; False does neither, as in
-            the official code. None means False for "bilinear" and "nearest", else True.
+        antialias: Bool. If True, images are filtered when they shrink, and evaluation rounds resized pixels to
+            integers, as Pillow does. If False, neither happens, as in the official code. None means False for
+            "bilinear" and "nearest", else True.
         crop_fraction: Float in (0, 1], the share of a side that the centre crop keeps. If the model expects sides of
             `size` pixels, images are first resized to `floor(size / crop_fraction)`.
         resize_mode: "squash" resizes both sides to `floor(size / crop_fraction)`, even if the aspect ratio changes.
@@ -133,7 +134,7 @@ class Preprocessing:
         return "squash" if self.crop_fraction == 1 else "crop"
 
     def changed(self, **changes) -> "Preprocessing":
-        """Returns a copy with changed values. Derives `antialias` and `resize_mode` again if they are the defaults."""
+        """Returns a copy with changed values. Derives `antialias` and `resize_mode` again if they were defaults."""
         usual = {}
         if self.antialias == self._usual_antialias() or changes.get("interpolation") in _ANTIALIAS:
             usual["antialias"] = None
@@ -235,12 +236,12 @@ class ModelConfig:
 
     @classmethod
     def name_from_fields(cls, fields):
-        """Returns the name of the variant whose config has the values `fields`, such as "ViT-B/16", or None."""
+        """Returns the name of the variant with these config fields, such as "ViT-B/16", or None if no variant fits."""
         return None
 
     @classmethod
     def variant_from_fields(cls, fields):
-        """Returns the variant whose config has the values `fields`, such as "B/16", or None."""
+        """Returns the variant with these config fields, such as "B/16", or None if no variant fits."""
         return re.sub("ViT-|BiT-|EfficientNet-", "", cls.name_from_fields(fields) or "") or None
 
     @classmethod
@@ -301,7 +302,7 @@ class ModelConfig:
 
 
 def _without_old_names(values):
-    """Replaces the field names of version 0.2 in a config's dict by the current names."""
+    """Replaces the field names and values of version 0.2 in a config's dict by the current ones."""
     values = dict(values)
     old = {task: values.pop(task, False) for task in ("multi_label", "regression")}
     for task in [name for name, is_set in old.items() if is_set is True]:
@@ -319,7 +320,7 @@ def _lists(value):
 
 
 def find_normalization(model):
-    """Returns the first layer of the model or of a nested model that stores a `Preprocessing`, or None."""
+    """Returns the first layer that stores a `Preprocessing`, or None. Searches nested models too."""
     for layer in arguments.model(model).layers:
         # A nested model or a user's layer may have an unrelated `preprocessing` attribute.
         if isinstance(getattr(layer, "layers", None), (list, tuple)):

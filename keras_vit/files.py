@@ -24,7 +24,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path):
     """Yields a temporary path. If the `with` block ends without an error, the file written there replaces `path`.
 
-    If `path` is a link, its target is replaced. If `path` is a device or pipe, it receives the contents.
+    If `path` is a link, its target is replaced. If `path` is a device or pipe, the contents of the temporary file are
+    written to this device or pipe.
     """
     path, target = Path(arguments.path("path", path)), Path(os.path.realpath(path))
     if not target.parent.is_dir():
@@ -98,7 +99,7 @@ def draft_folder(path):
 
 
 def put_folder(draft, path):
-    """Moves a folder from a draft folder to `path`; the old contents of `path` move into the draft folder."""
+    """Moves the folder `draft` to `path`. An old folder at `path` moves into the parent folder of `draft`."""
     replaced = _replaced(draft.parent, path)
     if path.exists():
         os.rename(path, replaced)
@@ -116,14 +117,16 @@ def _replaced(folder, path):
 
 
 def remove_abandoned(folder, pattern):
-    """Removes draft folders that killed processes left in `folder` for files whose names match the glob `pattern`.
+    """Removes the draft folders that killed processes left in `folder`.
 
-    If file locks are unsupported, removes nothing, because another process may still use a draft folder.
+    The glob `pattern` matches the names of the files or folders that these processes were writing. If file locks are
+    unsupported, removes nothing, because another process may still use a draft folder.
     """
     for draft in Path(folder).glob(f".{pattern}.*.draft"):
         lock = _lock(draft, wait=False)
         path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # If a process was killed between the two renames of `put_folder`, the draft contains the only copy.
+        # If a process was killed between the two renames of `put_folder`, only the draft folder contains the old and
+        # the new contents of `path`.
         halfway = _replaced(draft, path).exists() and not path.exists()
         if lock is not None and not halfway:
             shutil.rmtree(draft, ignore_errors=True)

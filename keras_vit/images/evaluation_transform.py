@@ -63,7 +63,7 @@ class EvaluationTransform:
         return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
     def seen(self, size, xp=np):
-        """Returns the crop's upper left and lower right corner, (y, x), as fractions of the image's height and width.
+        """Returns the crop's upper left and lower right corners, (y, x), as fractions of the image's height and width.
 
         `size` is as in `plan`. With padding, the corners are outside the image.
         """

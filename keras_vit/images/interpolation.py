@@ -4,7 +4,7 @@ import numpy as np
 
 
 def resize_matrix(old, new, method, xp=np):
-    """Returns the (new, old) matrix that resizes an axis: float64 if `xp` is NumPy, float32 if it is `keras.ops`."""
+    """Returns the (new, old) matrix that resizes an axis. NumPy as `xp` gives float64; `keras.ops` gives float32."""
     return METHODS[method](old, new, xp)
 
 
@@ -81,7 +81,7 @@ def _geometric(old, new, xp):
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # Find the ratio of a gap to the previous gap for which the last old and new offsets are equal. Use 19 bisections.
+    # Find the ratio between neighbouring gaps at which the last old offset equals the last new one, by 19 bisections.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2

@@ -41,7 +41,7 @@ def read_columns(frame, argument="frame"):
         if len(lengths := {len(column) for column in columns.values()}) > 1:
             raise ValueError(f"Expected columns of one length. Received: columns of the lengths {sorted(lengths)}")
         lines = "row", range(max(lengths, default=0))
-        # Use the numbers that a `TableRows` contains, but not if the user has added or removed rows.
+        # A `TableRows` contains row numbers. Use these numbers, unless the user has added or removed rows.
         if isinstance(frame, TableRows) and len(frame.lines[1]) == len(lines[1]):
             lines = frame.lines
         return columns, lines, "."
@@ -97,7 +97,7 @@ def class_number(value):
 
 
 def real(value):
-    """Parses a finite number; returns None if it is invalid."""
+    """Parses a finite number; returns None for other values."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -140,7 +140,7 @@ def classes(cells, lines, class_names, num_classes, known=()):
 
 
 def several_classes(cells, lines, class_names, num_classes, separator, known=()):
-    """Parses cells of classes joined by `separator` to multi-hot labels. Returns a tuple of the items of `classes`."""
+    """Parses cells of classes joined by `separator` to multi-hot labels. Returns the same four values as `classes`."""
     if not separator:
         raise ValueError(f"Expected `label_separator` to be at least one character. Received: {separator!r}")
     _refuse_lists(cells, lines)
@@ -157,7 +157,7 @@ def _refuse_lists(cells, lines):
 
 
 def indicators(columns, label_columns, lines):
-    """Parses one column of 0 and 1 per class to multi-hot labels. Returns a tuple of the items of `classes`."""
+    """Parses one column of 0 and 1 per class to multi-hot labels. Returns the same four values as `classes`."""
     hint = ", or labels='float' for regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)
@@ -165,7 +165,7 @@ def indicators(columns, label_columns, lines):
 
 
 def floats(columns, label_columns, lines):
-    """Parses columns of regression targets to lists of floats. Returns a tuple of the items of `classes`."""
+    """Parses columns of regression targets to lists of floats. Returns the same four values as `classes`."""
     expected = f"Expected a finite number in each of the columns {label_columns}"
     numbers = _rows(columns, label_columns, lines, real, lambda value: value is not None, expected)
     return numbers, "float", (), len(label_columns)

@@ -11,7 +11,7 @@ _MOST_BLOCKS = 1000
 
 
 class ArrayLocation(NamedTuple):
-    """The key of a weight's array in a file. If the array stacks a weight of all blocks, `index` is the block."""
+    """The key of a weight's array in a file. If the array stacks a weight of all blocks, `index` numbers the block."""
 
     key: str
     index: int | None = None
@@ -28,7 +28,7 @@ class CanonicalFile:
     Args:
         file: The `WeightsFile`.
         source: The `Source`, which describes the file's format.
-        prefix: Prefix of the model's keys, if the file contains a larger model, such as "visual." in CLIP's files.
+        prefix: Prefix of the model's keys, such as "visual.", if the file contains a larger model, such as CLIP.
     """
 
     def __init__(self, file, source, prefix=""):
@@ -61,7 +61,7 @@ class CanonicalFile:
         config = self.facts.get("config")
         if not isinstance(config, dict):
             return {}
-        # Folders of old transformers versions contain "vision_config_dict", which takes precedence.
+        # Folders of old transformers versions contain "vision_config_dict", which overrides "vision_config".
         inner = config.get("vision_config_dict") or config.get("vision_config")
         return {**config, **inner} if isinstance(inner, dict) else config
 

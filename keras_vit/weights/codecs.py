@@ -18,7 +18,7 @@ class Identity:
         return tuple(array.shape for array in self.to_file(np.empty(shape), heads))
 
     def model_shape(self, shapes):
-        """Returns the shape of the weight in the model, in which num_heads and head_dim may be joined to one axis.
+        """Returns the shape of the weight in the model. One axis may join num_heads and head_dim.
 
         `shapes` are the shapes of the file's arrays.
         """
@@ -127,7 +127,7 @@ class Pointwise(Identity):
 
 
 class Fused(Identity):
-    """The model's weight joins `count` arrays of the file on its last axis, such as query, key and value."""
+    """The model's weight joins `count` arrays of the file, such as query, key and value, on the last axis."""
 
     def __init__(self, codec, count=3):
         self.codec, self.count = codec, count

@@ -41,9 +41,9 @@ def local_path(path):
 
 
 def upload(name, format, write, card):
-    """Uploads the files that `write(path)` writes, and the text `card(repo, folder)` if the repository has no README.
+    """Uploads the files that `write(path)` writes. If the repository does not exist, it is created.
 
-    If the repository does not exist, it is created.
+    If the repository has no README, the text `card(repo, folder)` becomes its README.
     """
     found = _HUGGING_FACE.fullmatch(name)
     if found is None:
@@ -78,7 +78,7 @@ def _hugging_face_path(name, repo, revision, inside):
                 files = _files_in(hub.snapshot_download(repo, **cached))
             except hub.errors.LocalEntryNotFoundError:
                 raise error from None
-            note = f" in the cache, and the hub cannot be reached ({type(error).__name__})"
+            note = f" in the cache (the hub cannot be reached: {type(error).__name__})"
             logger.warning(f"{name} is read from the cache, as the hub cannot be reached ({type(error).__name__}).")
     target, patterns = _choose(name, files, inside, note)
     with _explaining(f"Cannot get {name!r}", repo):
@@ -109,7 +109,7 @@ def _choose(name, files, inside, note=""):
         return inside, _with_shards(inside)
     start = f"{inside}/" if inside else ""
     here = sorted(file for file in files if file.startswith(start))
-    listed = f"Its files{note}: {', '.join(sorted(files)[:20]) or 'none'}"
+    listed = f"The repository's files{note}: {', '.join(sorted(files)[:20]) or 'none'}"
     if not here:
         raise FileNotFoundError(f"Expected a file or folder of the repository. Received: {name!r}. {listed}")
     for weights in (start + file for file in WEIGHTS):
@@ -176,5 +176,5 @@ def _explaining(what, repo):
         if isinstance(error, OSError) and error.errno:
             raise
         raise ConnectionError(
-            f"{what}: {_sentence(error)} Check the network and try again. Complete files are kept."
+            f"{what}: {_sentence(error)} Check the network and try again. Files that are already complete are kept."
         ) from error

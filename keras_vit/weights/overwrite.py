@@ -1,4 +1,4 @@
-"""Replaces the weights of a new model in place, so that the memory never holds two copies of them."""
+"""Replaces the weights of a new model in place, so that the memory never holds two copies of the weights."""
 
 import keras
 from keras import ops

@@ -24,9 +24,10 @@ class PublishedCheckpoint(NamedTuple):
     # The architecture and the tag, such as "ViTB16.imagenet21k".
     name: str
     architecture: str
-    # A tag has the form "recipe_classes_resolution", such as "augreg_imagenet2012_384". It omits the ViT paper's own
-    # recipe, and a resolution of 224. The tag of a fine-tuned BiT is "pretraining_classes". For a model without a
-    # classifier, the tag is only a recipe or data set. Models with "reg4" have 4 register tokens.
+    # A tag has the form "recipe_classes_resolution", such as "augreg_imagenet2012_384". The recipe is omitted if it is
+    # the architecture's original one, as in the ViT, BiT and DeiT papers. A resolution of 224 is omitted too. The tag
+    # of a fine-tuned BiT is "pretraining_classes". For a model without a classifier, the tag is a recipe or data set.
+    # Only "openai_336" also contains the resolution. Models with "reg4" have 4 register tokens.
     tag: str
     url: str
     # The argument `source` of `load_weights`.
@@ -69,10 +70,11 @@ _VIT = (
 )
 # AugReg (arXiv 2106.10270). The columns are the model and its checkpoints of ImageNet-21k, of ImageNet at 224 pixels
 # and of ImageNet at 384 pixels. A checkpoint is written as "augmentation/weight decay/dropout/learning rate of
-# fine-tuning:accuracy". The dropout is also the rate of stochastic depth. The official README recommends the
-# checkpoints of ImageNet-21k and at 384 pixels. An exception is the ImageNet-21k checkpoint of B/8, which the official
-# notebook recommends. At 224 pixels, the README recommends only the checkpoint of B/8. The remaining checkpoints at 224
-# pixels are from timm's table. Some of them were not fine-tuned from the ImageNet-21k checkpoint in the same row.
+# fine-tuning:accuracy". The dropout is also the rate of stochastic depth. The columns of ImageNet-21k and of 384
+# pixels contain the checkpoints that the official README recommends. An exception is the ImageNet-21k checkpoint of
+# B/8, which the official notebook recommends. In the column of 224 pixels, only the checkpoint of B/8 is recommended in
+# the README. The remaining checkpoints in this column are from timm's table. Some of them were not fine-tuned from the
+# ImageNet-21k checkpoint in the same row.
 _AUGREG = """
 R_Ti_16   none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:75.40
 Ti_16     none/0.03/0.0    none/0.03/0.0/0.03           none/0.03/0.0/0.03:78.22
@@ -104,8 +106,8 @@ _DEIT = (
 _MAE = (("ViTB16", "base", 83.664), ("ViTL16", "large", 85.952), ("ViTH14", "huge", 86.928))
 _DINO = (("ViTS16", "deitsmall16"), ("ViTS8", "deitsmall8"), ("ViTB16", "vitbase16"), ("ViTB8", "vitbase8"))
 _DINOV2 = (("DINOv2S14", "vits14"), ("DINOv2B14", "vitb14"), ("DINOv2L14", "vitl14"), ("DINOv2G14", "vitg14"))
-# CLIP (arXiv 2103.00020), as OpenCLIP's conversion of the original files, which are TorchScript programs. No SHA-256 of
-# these files is published.
+# CLIP (arXiv 2103.00020), in files that OpenCLIP converted, because the original files are TorchScript programs. No
+# SHA-256 of the converted files is published.
 _CLIP = (
     ("CLIPB32", "openai", 224, "vit_base_patch32_clip_224"),
     ("CLIPB16", "openai", 224, "vit_base_patch16_clip_224"),

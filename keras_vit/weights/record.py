@@ -5,7 +5,7 @@ from keras_vit.weights.found import STATED, Found
 
 
 def begin(file, entrance):
-    """Returns a `Found` with a file's method of resizing positions, its number of classes and its number of channels.
+    """Returns a `Found` with the method by which positions are resized, and the numbers of classes and image channels.
 
     The number of channels is read from the model's first kernel. `entrance` is the path of this kernel.
     """
@@ -33,6 +33,6 @@ def read_record(file, found):
     fields = {name: getattr(config, name) for name in names}
     found.put(STATED, **{name: value for name, value in fields.items() if name not in found.values})
     method = getattr(config, "position_interpolation", None)
-    # Ignore "linear" if the image size is fixed, because version 0.2 wrote "linear" also for files of other methods.
+    # Ignore "linear" if the image size is fixed: version 0.2 wrote "linear" even for models with another method.
     if method is not None and (config.image_size == (None, None) or method != "linear"):
         found.position_interpolation = method

@@ -28,7 +28,7 @@ def resize_patches(kernel, patch_size):
 
 
 def adapt_channels(kernel, in_channels):
-    """Adapts a patch-embedding kernel to another number of channels."""
+    """Adapts a patch-embedding kernel to another number of image channels."""
     old = kernel.shape[2]
     if in_channels == old:
         return kernel

@@ -135,7 +135,7 @@ class Source:
         return None
 
     def find_weight_path(self, key):
-        """Returns the path of the first model weight for a key, spelled as in `names`, or None."""
+        """Returns the path of the first model weight with the key `key`, or None. `key` is spelled as in `names`."""
         for path, name in self.names.items():
             for own in name.keys:
                 numbers = _numbers(own, key)
@@ -144,7 +144,7 @@ class Source:
         return None
 
     def find_layer_name(self, key):
-        """Returns the name of the model layer for a key, spelled as in `names`, or None."""
+        """Returns the name of the model layer with the key `key`, or None. `key` is spelled as in `names`."""
         weight = self.find_weight_path(key)
         return weight and weight.split("/")[0]
 
@@ -202,7 +202,7 @@ def norm(ours, theirs):
 
 
 def block(prefix, norm_1, out, norm_2, dense_1, dense_2, scales=()):
-    """Returns the `names` entries of a transformer block, without those of its queries, keys and values.
+    """Returns the `names` entries of a transformer block, except its queries, keys and values.
 
     The arguments are the names of the block's modules in the file.
     """
@@ -243,7 +243,7 @@ def pooling(probe, parts, out, norm_, mlp):
 def resnet(stem, unit, norms):
     """Returns the `names` entries of a ResNet. `stem` and `unit` are the file's prefixes of the stem and of a unit.
 
-    `norms` are the convolutions of a unit that have a norm: 1, 2, 3 or "proj".
+    `norms` lists which convolutions of a unit (1, 2, 3 and "proj") have a norm.
     """
     rows = {"root_conv/kernel": Name((f"{stem}.weight",), codecs.TORCH_CONV)}
     for i in (1, 2, 3, "proj"):

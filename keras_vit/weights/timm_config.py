@@ -16,7 +16,7 @@ _CONSTANTS = {
     **{"crop_pct": ("crop_fraction",), "crop_mode": ("resize_mode",)},
 }
 
-# (pattern of names of timm's architectures, entries that are in the pretrained_cfg of most of their weights).
+# (pattern of timm's architecture names, entries of the pretrained_cfg of most weights for these architectures).
 _PRETRAINED_CFGS = (
     (r"vit_small_patch8_224|deit3?_.*_224", {"crop_pct": 0.9}),
     (r"deit3?_.*_384|vit_.*_dinov[23](_qkvb)?", {"crop_pct": 1.0}),
@@ -66,7 +66,7 @@ def read_folder(file, found):
 
 
 def model_args(file):
-    """Returns `model_args` in a folder's config.json, which are arguments of timm's model function; {} if missing."""
+    """Returns the `model_args` in a folder's config.json: the arguments of timm's model function. {} if missing."""
     found = file.config.get("model_args") if file.container == "timm" else None
     return found if isinstance(found, dict) else {}
 

@@ -18,8 +18,8 @@ def rows_of_tokens(rows, counts, kept):
     """Yields (path of a token weight, rows) for the tokens that have rows only in the first of two position tables.
 
     Both tables begin with rows for the tokens before the patches. `rows`, (1, positions, hidden_dim), are these rows of
-    the first table. `kept` is the number of these rows in the second table. `counts` maps the path of each token weight
-    to its number of tokens.
+    the first table. The second table has `kept` such rows. `counts` maps the path of each token weight to its number of
+    tokens.
     """
     start = 0
     for weight, count in counts.items():

@@ -128,7 +128,7 @@ def read_folder(file, found, read):
 
 
 def preprocessing_from_processor(path, preprocessor, config):
-    """Returns the arguments of `Preprocessing` from a preprocessor_config.json, with transformers' defaults."""
+    """Converts a preprocessor_config.json to arguments of `Preprocessing`. Missing keys get transformers' defaults."""
     kind = preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type")
     name = _PROCESSOR_OF.get(config.get("model_type"), "ViT")
     if kind is not None:
@@ -204,7 +204,7 @@ def _unreadable(path, expected, value):
 
 
 def write_folder(path, arrays, config, facts, preprocessor=None):
-    """Writes a folder; config.json is its last file. If writing fails, removes partial files, and the folder if new."""
+    """Writes a folder's files, config.json last. If writing fails, a new folder is removed."""
     is_new = not path.exists()
     path.mkdir(exist_ok=True)
     try:
@@ -244,7 +244,7 @@ def preprocessor_config(facts, channels):
     mean, std = timm_config.unit_constants(preprocessing, channels)
     if preprocessing.interpolation not in _RESAMPLE:
         raise ValueError(
-            f"Expected an interpolation of the format 'huggingface': {', '.join(_RESAMPLE)}. Received: "
+            f"Expected an interpolation that the format 'huggingface' has: {', '.join(_RESAMPLE)}. Received: "
             f"{preprocessing.interpolation!r}. Save in another format, such as .safetensors."
         )
     config = {

@@ -117,7 +117,7 @@ def test_failed_download_leaves_nothing_and_is_resumed(hub, files, tiny, monkeyp
     check_refused(f"(?s)Cannot get '{TINY}': .*500.*run it again", TINY, error=ConnectionError)
     assert "model.safetensors" not in cached(hub)
     hub.refusals.append((".*", 503, None))
-    check_refused(f"(?s)'{TINY}'.* in the cache, and the hub cannot be reached", TINY, error=OSError)
+    check_refused(f"(?s)'{TINY}'.* in the cache \\(the hub cannot be reached", TINY, error=OSError)
     hub.refusals.clear()
     # The client drops an incomplete chunk.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
@@ -173,7 +173,7 @@ def test_file_or_folder_of_repository_can_be_named(hub, files, tiny, tiny_file):
     assert cached(hub) == ["tiny [1].npz"]
     check_same(keras_vit.from_pretrained(f"{TINY}/b/"), tiny)
     check_same(keras_vit.from_pretrained(f"{TINY}@main/b"), tiny)
-    message = f"Received: '{TINY}/c.npz'. Its files: a/tiny \\[1\\].npz, b/"
+    message = f"Received: '{TINY}/c.npz'. The repository's files: a/tiny \\[1\\].npz, b/"
     check_refused(message, f"{TINY}/c.npz", error=FileNotFoundError)
 
 
@@ -184,7 +184,7 @@ def test_single_weights_file_is_found_several_refused(hub, tiny, tiny_file):
     hub.put("user/tiny", {"a.npz": content, "b.npz": content})
     check_refused(f"one checkpoint, such as {TINY}/a.npz. Received: .* 2 checkpoints: a.npz, b.npz", TINY)
     hub.put("user/tiny", {"README.md": b""})
-    check_refused("Expected weights, such as model.safetensors, .* Its files: README.md", TINY, error=FileNotFoundError)
+    check_refused("Expected weights, .* The repository's files: README.md", TINY, error=FileNotFoundError)
 
 
 def test_hub_name_replaces_path_everywhere(hub, files, tiny, tmp_path, capsys):

@@ -99,7 +99,10 @@ def imported(path, package, name):
 
 @contextlib.contextmanager
 def refusing_damage(path, what=None, also=()):
-    """Converts errors in a `with` block to a RefusedError, but errors of memory or disk only if they are in `also`."""
+    """Converts errors in a `with` block to a RefusedError.
+
+    Memory and disk errors are converted only if `also` contains their class.
+    """
     try:
         yield
     except RefusedError:

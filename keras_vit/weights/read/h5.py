@@ -19,7 +19,7 @@ _DEEPEST, _LONGEST, _MOST_NAMES = 100, 2_000, 50
 class H5File(WeightsFile):
     """A .weights.h5 file of Keras 3. A key joins layer names and a variable's number: "block_00/attention/qkv/0"."""
 
-    # The format has no checksums, and some damage makes HDF5 itself hang or crash.
+    # The format has no checksums, so `verified` stays False if no hash is known. Some damage makes HDF5 hang or crash.
     container = "h5"
 
     def __init__(self, path):
@@ -59,8 +59,8 @@ class H5File(WeightsFile):
 
     def _links(self, file):
         links = []
-        # HDF5 hides errors that the function raises, and stops when the function returns a value. So return the name of
-        # a bad link, and raise the error afterwards.
+        # `visititems_links` hides errors of the function below, and stops when this function returns a value. So return
+        # the name of a bad link, and raise the error afterwards.
         bad = file.visititems_links(lambda name, link: name if _is_long(name) else links.append((name, link)))
         if bad is not None:
             raise self._long_name(bad)
@@ -72,7 +72,7 @@ class H5File(WeightsFile):
         if h5py.h5o.get_info(item.id).rc != 1:
             raise refuse(self.path, f"{name!r} has several names")
         if re.search(r"(^|/)rotary_embedding$", name):
-            # The rotary layer has no arrays, so only its name shows that the model has it.
+            # The rotary layer has no arrays, so only the layer's name shows that the model has it.
             self.facts["rotary"] = True
         if isinstance(item, h5py.Group) or re.search(_NO_ARRAYS, name):
             return
