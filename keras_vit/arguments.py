@@ -93,7 +93,7 @@ def number(name, value):
 
 
 def _number_in(name, value, expected, holds):
-    """Returns `value` as a float; raises if it is not a finite number for which `holds` is True."""
+    """Returns `value` as a float; raises if it is not a finite number, or if `holds(value)` is False."""
     if not is_number(value) or not holds(value):
         raise invalid(name, expected, value)
     return float(value)

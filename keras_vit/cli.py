@@ -349,7 +349,7 @@ def build_parser():
     add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
     add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: chosen by TFDS)")
     add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
-    help = "checkpoint to start from: a path, hf://owner/name, a tag (imagenet21k), or none (default: the recipe's)"
+    help = "start from a path, hf://owner/name, a tag (imagenet21k), or the word none (default: the recipe's)"
     add("--weights", metavar="MODEL", help=help)
     for name, (kind, metavar, help) in LENGTHS.items():
         add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)

@@ -21,11 +21,11 @@ LENGTHS = {
     "learning_rate": (float, "RATE", "the highest learning rate of the schedule (default: the recipe's)"),
 }
 # Options shared by several commands.
-SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by its keys)"}}
+SOURCE = {"--source": {"help": "the code base of the checkpoint (default: recognised by the checkpoint's keys)"}}
 MODEL = {
     "--image-size": {"type": int, "metavar": "PIXELS", "help": "side of the images (default: as in the weights)"},
     "--num-heads": {"type": int, "metavar": "N", "help": "number of attention heads, if it is not in the checkpoint"},
-    "--set": {**SETTINGS, "help": "another setting of the model: activation=gelu, preprocessing.mean=0.5"},
+    "--set": {**SETTINGS, "help": "another setting of the model, such as activation=gelu or preprocessing.mean=0.5"},
 }
 TABLE = {
     "--images": {

@@ -16,7 +16,7 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class TableRows(dict):
-    """The rows of a table with the indices `chosen`, as {column name: values}.
+    """Some rows of a table, as {column name: values}. `chosen` contains the indices of these rows.
 
     `lines` contains the numbers of these rows in the whole table, for errors. `whole` contains all rows of the table.
     The classes are inferred from all rows, because the chosen rows may lack a class.
@@ -157,7 +157,7 @@ def _refuse_lists(cells, lines):
 
 
 def indicators(columns, label_columns, lines):
-    """Parses one column of 0 and 1 per class to multi-hot labels. Returns the same four values as `classes`."""
+    """Parses columns of 0 and 1, one per class, to multi-hot labels. Returns the same four values as `classes`."""
     hint = ", or labels='float' for regression targets"
     expected = f"Expected 0 or 1 in each of the columns {label_columns}{hint}"
     numbers = _rows(columns, label_columns, lines, integer, lambda value: value in (0, 1), expected)

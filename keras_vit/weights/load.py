@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model. The model changes only after all shapes were compared and all arrays converted."""
+"""Loads a checkpoint into a model. An existing model changes only if all shapes fit and all arrays can be read."""
 
 import os
 from typing import NamedTuple
@@ -221,8 +221,8 @@ class Plan:
         """Loads the values, and returns the `LoadReport`.
 
         If `whole` is True, either all weights change or none. This takes twice the model's memory. Functions that build
-        a new model set `whole` to False, so that each array is freed once it is loaded. If an array is then damaged, an
-        error is raised, and the new model is unusable.
+        a new model set `whole` to False, so that each array is freed once it is loaded. If an array is damaged in
+        this case, an error is raised, and the new model is unusable.
         """
         if whole:
             _assign(self.variables, dict(self.values()))

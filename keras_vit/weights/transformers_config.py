@@ -68,7 +68,7 @@ _SQUASHED_BY_CONVNEXT = 384
 # The interpolation methods, in the order of Pillow's numbers for them. preprocessor_config.json contains such a number.
 _RESAMPLE = ("nearest", "lanczos3", "bilinear", "bicubic", "area")
 # {key of an image processor: the fields of `Preprocessing` that it sets}. No key sets antialiasing or the rounding of
-# crops, so `load_weights` does not compare these two settings.
+# crops, so `load_weights` does not compare these two settings between the file and the model.
 _CONSTANTS = {
     **{"image_mean": ("mean", "value_range"), "image_std": ("std",), "resample": ("interpolation",)},
     **dict.fromkeys(("size", "do_center_crop", "crop_size", "crop_pct"), ("crop_fraction", "resize_mode")),

@@ -37,8 +37,8 @@ def check_pickles(path, file, count=1):
     with refusing_damage(path, f"its pickles do not end within {most} bytes, or are damaged"):
         for _ in range(count):
             for opcode, value, place in pickletools.genops(file):
-                # Valid pickles number their memo entries from 0, so an index cannot exceed its position in bytes. A
-                # damaged index could make the memo of any length.
+                # Valid pickles number their memo entries from 0, so an index cannot exceed its byte position in the
+                # pickle. A damaged index could require a memo of any length.
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
                     raise refuse(path, f"its pickle has the memo index {value} at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:
