@@ -184,8 +184,8 @@ def seeds(seed, count):
     """Derives `count` independent seeds for inner layers from `seed`. If `seed` is None, all derived seeds are None.
 
     The seeds `seed`, `seed + 1`, ... would not be independent. If two layers had consecutive seeds, some of their inner
-    layers would have equal seeds. PyTorch's random sequence for a seed is the sequence for the previous seed, shifted
-    by one step.
+    layers would have equal seeds. On PyTorch, Keras' seed generator adds a counter to the seed, so that `seed + 1`
+    would draw the numbers of `seed`, shifted by one step.
     """
     if seed is None:
         return [None] * count

@@ -17,7 +17,7 @@ def test_config_of_saved_tap_and_of_models_without_record(tmp_path):
         each.save(tmp_path / "model.keras")
         for same in (each, keras.saving.load_model(tmp_path / "model.keras")):
             assert keras_vit.config_of(same) == model.config
-    with pytest.raises(ValueError, match="none of whose layers stores a config"):
+    with pytest.raises(ValueError, match="in which no layer stores a config"):
         keras_vit.config_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]))
 
 

@@ -7,7 +7,7 @@
 # compared with a model that starts from random weights.
 #
 # **Contents**: 1 Pictures, most without labels · 2 A small ViT · 3 Pre-training · 4 Reconstructions · 5 Few labels,
-# from nothing · 6 Few labels, after pre-training · 7 What it brought · 8 Where to go from here
+# from nothing · 6 Few labels, after pre-training · 7 What pre-training adds · 8 Where to go from here
 #
 # This notebook needs `keras_vit` with the extra `inspect`, and one of TensorFlow, JAX and PyTorch; the environment
 # variable `KERAS_BACKEND` chooses one.
@@ -136,7 +136,7 @@ pretrained = learn(mae.plain_model)
 print(f"after pre-training: test accuracy {pretrained['val_accuracy'][-1]:.4f}")
 
 # %% [markdown]
-# ## 7 What it brought
+# ## 7 What pre-training adds
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")

@@ -53,7 +53,7 @@ def linked(text, room, own):
 
 
 def public_path(name, room):
-    """Returns the path of a public object, given its name in a docstring of the module `room`, or None."""
+    """Returns the import path of the object that a docstring of the module `room` calls `name`, or None."""
     # A name that starts with "keras_vit." is the complete path. Other names may be relative to the module.
     places = ("keras_vit",) if name.startswith("keras_vit.") else (room, "keras_vit")
     name = name.removeprefix("keras_vit.")

@@ -37,8 +37,8 @@ def from_directory(
         path: The folder. With `labels="none"`, for prediction, it needs no class folders: all images in the folder and
             its subfolders are read, in the order of their paths.
         class_names: The names of the class folders in label order; None: all subfolders, sorted by name. To read
-            validation images, pass the class names of the training data. If `class_names` contains all subfolders, it
-            may also contain classes without a subfolder. The label of a class is its position in `class_names`.
+            validation images, pass the class names of the training data. If it names all subfolders, it may also name
+            classes without a subfolder. The label of a class is its position in `class_names`.
         validation_split: Float in (0, 1), the share of each class's images to hold out for validation, at least one
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in

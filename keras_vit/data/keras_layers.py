@@ -161,7 +161,7 @@ def _replaced(layer, draws, name):
         if getattr(part, "data_format", None) == "channels_first":
             raise arguments.invalid("augment", "layers with data_format='channels_last'", f"{name}, channels_first")
         part.dtype_policy = "float32"
-        # Keras documents this method for layers in tf.data.
+        # Keras documents `_get_seed_generator` as the source of a layer's seeds in tf.data.
         part._get_seed_generator = lambda backend=None: seeds
         for key, method in (("_sample_from_beta", draws.beta), ("_sample_from_dirichlet", draws.dirichlet)):
             if type(part).__module__.startswith("keras_cv") and hasattr(part, key):

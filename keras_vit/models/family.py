@@ -168,8 +168,9 @@ class Family:
         above: Names of the layers between the last block and the head.
         sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
             `Found`.
-        recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file, or None. If this
-            function returns None, the `recognises` methods of `sources` are called.
+        recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file with these keys,
+            this format and these metadata, or None. If this function returns None, the `recognises` methods of
+            `sources` are called.
         settings: Names of the config fields that change the outputs, but do not follow from the shapes of a file's
             arrays.
         fit: Function `fit(file, found, fields, given)` that checks config fields against a checkpoint, and returns a
@@ -325,7 +326,7 @@ def completed(config, preprocessing, class_names):
 
 
 def changed(preprocessing, value):
-    """Returns `value`. If `value` is a dict, returns a copy of `preprocessing` with the fields in the dict changed."""
+    """Returns a copy of `preprocessing` with the fields in the dict `value`. Returns `value` if it is not a dict."""
     if not isinstance(value, Mapping):
         return value
     # This call raises an error if a name is unknown or a value is invalid.

@@ -58,8 +58,8 @@ def _layers_to_fold(model):
     if not normalization.apply or normalization.folded or embedding.compute_dtype != "float32":
         raise ValueError(
             "Expected a float32 model built with include_preprocessing=True, and not folded yet. Received: model "
-            f"{model.name!r} with apply={normalization.apply}, folded={normalization.folded} and a patch embedding in "
-            f"{embedding.compute_dtype}"
+            f"{model.name!r} with include_preprocessing={normalization.apply}, folded={normalization.folded} and a "
+            f"patch embedding in {embedding.compute_dtype}"
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]

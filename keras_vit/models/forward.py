@@ -32,7 +32,7 @@ def set_compiled(model, compiled=True):
     if compiled and not passes:
         raise ValueError(f"Expected a model with layers of keras_vit. Received: {model.name!r}")
     if compiled and (reason := why_not(model)):
-        raise RuntimeError(f"Expected a device that PyTorch compiles for. Received: {reason}. {REMEDY}.")
+        raise RuntimeError(f"Expected PyTorch to compile the model for this device. Received: {reason}. {REMEDY}.")
     for owner, name in passes:
         # A compiled method is stored in the object and hides the method of the class. Remove the compiled method first.
         vars(owner).pop(name, None)

@@ -169,7 +169,7 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
             f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
             f"{fields['hidden_dim']} channels"
         )
-    # A folder stores the activation and the epsilon, so these two settings may have any value.
+    # Do not check the activation and the epsilon if the format is a folder, whose config.json stores them.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")
     settings = {name: getattr(source, name) for name in names[2 if settings_are_stored else 0 :]}
     if format == "timm" and num_heads and not settings_are_stored:

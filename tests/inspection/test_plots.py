@@ -102,7 +102,7 @@ def test_predictions_plot_takes_names_of_model():
     figure = plot_predictions(images, [NAMES[label] for label in labels], probabilities, model)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[2:] == ["sea horse (80%)\ntrue: sea horse", "dog (80%)\ntrue: cat"]
-    refuses("`labels`. Expected names .*'seahorse'", plot_predictions, images, ["seahorse"] * 4, probabilities, model)
+    refuses("`labels`. Expected a name .*'seahorse'", plot_predictions, images, ["seahorse"] * 4, probabilities, model)
 
 
 def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):

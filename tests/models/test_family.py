@@ -160,7 +160,7 @@ def test_translation_names_no_argument_that_the_family_lacks(name):
 
 
 def test_pooling_of_other_libraries_is_translated():
-    refuses("pooling='avg'. Use num_classes=0 for features", keras_vit.BiTR50x1, pooling="avg")
+    refuses("pooling='avg'. Use num_classes=0 for a model without a head", keras_vit.BiTR50x1, pooling="avg")
     for pooling, hint in {"avg": 'Did you mean "gap"', "max": "No layer .* pools the maximum"}.items():
         refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
     refuses(r"`pooling`. Expected one of 'token', .*Received: \['avg'\]", keras_vit.ViTB16, pooling=["avg"])

@@ -100,8 +100,8 @@ def with_another_reader():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (build, "include_preprocessing=True, and not folded yet. Received: model 'vit_B16' with apply=False"),
-        (lambda: keras_vit.fold_preprocessing(build(**RAW)), "apply=True, folded=True"),
+        (build, "not folded yet. Received: model 'vit_B16' with include_preprocessing=False"),
+        (lambda: keras_vit.fold_preprocessing(build(**RAW)), "include_preprocessing=True, folded=True"),
         (lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW), "in which root_conv reads"),
         (with_another_reader, "in which mean_color reads them too"),
         (lambda: build(**RAW, dtype="mixed_bfloat16"), "and a patch embedding in bfloat16"),

@@ -46,7 +46,7 @@ GAPS, NUMBERS = dict.fromkeys(map(str, range(0, 20, 2)), "a"), {str(i): i for i 
 @pytest.mark.parametrize("labels", [{"0": "a"}, GAPS, NUMBERS, ["a"] * 10])
 def test_bad_labels_are_overridden_by_class_names(tmp_path, labels):
     folder = changed(tmp_path, "hf_vit", id2label=labels)
-    check_refused(r"(?s)Pass class_names= to .*config\.json\. Expected .* Received: ", folder, **BARE)
+    check_refused(r"(?s)Pass class_names= to .*config\.json is invalid\. Expected .* Received: ", folder, **BARE)
     assert keras_vit.from_pretrained(folder, class_names=FLOWERS, **BARE).config.class_names == FLOWERS
     assert keras_vit.from_pretrained(folder, class_names=None, **BARE).config.class_names is None
     # A new head has other classes.

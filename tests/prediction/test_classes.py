@@ -71,7 +71,7 @@ def test_decode_predictions_refuses_other_class_counts():
     refuses(r"shape \(batch, 3\)", keras_vit.decode_predictions, [[0.5, 0.5]], model)
     refuses("`top` between 1 and 3", keras_vit.decode_predictions, np.eye(3), model, top=4)
     refuses("`top` between 1 and 3. Received: top='2'", keras_vit.decode_predictions, np.eye(3), model, top="2")
-    refuses("`model`.*top=", keras_vit.decode_predictions, np.eye(1000)[:1], 5)
+    refuses("`model`.*`top`", keras_vit.decode_predictions, np.eye(1000)[:1], 5)
     refuses("softmax", keras_vit.decode_predictions, [[0.9, 0.8, 0.1]], model)
     many = build(num_classes=3, classifier_activation="sigmoid")
     assert keras_vit.decode_predictions([[0.9, 0.8, 0.1]], many, top=1) == [[("0", "0", 0.9)]]

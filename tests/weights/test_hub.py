@@ -114,7 +114,7 @@ def test_revision_is_branch_commit_or_pull_request(hub, files, tiny):
 def test_failed_download_leaves_nothing_and_is_resumed(hub, files, tiny, monkeypatch):
     hub.put("user/tiny", files)
     hub.refusals.append(("GET .*model.safetensors", 500, None))
-    check_refused(f"(?s)Cannot get '{TINY}': .*500.*run it again", TINY, error=ConnectionError)
+    check_refused(f"(?s)Cannot get '{TINY}': .*500.*try again", TINY, error=ConnectionError)
     assert "model.safetensors" not in cached(hub)
     hub.refusals.append((".*", 503, None))
     check_refused(f"(?s)'{TINY}'.* in the cache \\(the hub cannot be reached", TINY, error=OSError)

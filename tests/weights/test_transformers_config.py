@@ -58,7 +58,7 @@ def test_missing_values_are_those_of_the_image_processor(kind, stated, expected)
 
 @pytest.mark.parametrize("stated, message", NOT_UNDERSTOOD)
 def test_image_processor_that_is_not_understood_is_refused(stated, message):
-    with pytest.raises(ValueError, match=rf"preprocessor_config\.json\. Expected {message}.* Received: "):
+    with pytest.raises(ValueError, match=rf"config\.json is unsupported\. Expected {message}.* Received: "):
         transformers_config.preprocessing_from_processor("folder", stated, {})
 
 

@@ -137,7 +137,7 @@ class CoAtNetConfig(ModelConfig):
         if self.conv_depths is not None and any(n > d for n, d in zip(self.conv_depths, self.depths, strict=True)):
             raise arguments.invalid("conv_depths", f"at most `depths`, {self.depths}", self.conv_depths)
         if self.conv_depths == usual:
-            # The default is stored as None, so that copies with other depths derive it again.
+            # Store the default as None, so that a copy with other `depths` gets the default of its own depths.
             self._set("conv_depths", None)
         for block in self.blocks:
             if not block.is_conv and block.attention_width % self.head_dim:

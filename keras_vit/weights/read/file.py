@@ -40,7 +40,7 @@ class WeightsFile:
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
-        # True if damaged arrays are noticed, because a SHA-256 was checked or the format has checksums.
+        # True if damage to the arrays cannot go unnoticed: a SHA-256 is checked, or the format has checksums.
         self.verified = known_digits(self.path) is not None
         self.entries = {}
         self.facts = {}

@@ -70,7 +70,7 @@ class H5File(WeightsFile):
         import h5py
 
         if h5py.h5o.get_info(item.id).rc != 1:
-            raise refuse(self.path, f"{name!r} has several names")
+            raise refuse(self.path, f"{name!r} is also stored under another name")
         if re.search(r"(^|/)rotary_embedding$", name):
             # The rotary layer has no arrays, so only the layer's name shows that the model has it.
             self.facts["rotary"] = True

@@ -81,11 +81,11 @@ class NpzFile(WeightsFile):
         except (ValueError, RecursionError):
             # A comment that other code wrote may contain anything, so refuse only a comment of keras_vit.
             if b"keras_vit" in self.comment:
-                raise refuse(self.path, "its comment is damaged") from None
+                raise refuse(self.path, "the comment of the archive is damaged") from None
             return {}
         facts = found if isinstance(found, dict) else {}
         if facts.pop(CHECKSUM, None) not in (None, comment_checksum(facts)):
-            raise refuse(self.path, "its comment is damaged (its checksum is wrong)")
+            raise refuse(self.path, "the comment of the archive is damaged (its checksum is wrong)")
         return facts
 
     def _open(self):

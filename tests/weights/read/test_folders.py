@@ -73,7 +73,7 @@ def test_index_that_contradicts_shards_is_refused(shards, tmp_path):
     check_unreadable("holds 'scale', and the index maps it to None", path)
     path = shards()
     (tmp_path / FILES[1]).unlink()
-    not_found(f"{FILES[1]}.*not beside", open_checkpoint, path)
+    not_found(f"{FILES[1]}.*not in the same folder", open_checkpoint, path)
 
 
 @pytest.mark.parametrize("text, expected", NO_INDEX)

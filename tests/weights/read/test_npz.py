@@ -130,7 +130,7 @@ def test_bit_flip_in_own_comment_is_refused_or_harmless(tmp_path, arrays):
         try:
             facts = NpzFile(path).facts
         except ValueError as error:
-            assert "comment is damaged" in str(error)
+            assert "comment of the archive is damaged" in str(error)
         else:
             assert facts["keras_vit"] == {"grid": [4, 6]}
 
