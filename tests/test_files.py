@@ -126,6 +126,7 @@ def test_error_of_full_disk_names_the_file(tmp_path):
     assert names(tmp_path) == []
 
 
+@pytest.mark.long
 def test_next_write_removes_drafts_of_killed_processes(tmp_path):
     path = tmp_path / "a[1].txt"
     with writer(path) as killed, writer(path) as living:

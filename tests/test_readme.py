@@ -82,12 +82,14 @@ def test_readme_speed_table_equals_the_results(monkeypatch):
     rows = [line for line in tables.peers().replace("&nbsp;", " ").splitlines() if ", against " in line]
     assert [line for line in README.splitlines() if ", against " in line] == rows and len(rows) >= 8
     forward = [float(row.split("|")[2].split()[0]) for row in rows]
-    assert f"ran {min(forward):.2f} to {max(forward):.2f} times as fast" in WORDS
-    gpu = [float(cell.split()[0]) for row in rows for cell in row.split("|")[4:6] if cell.strip()]
-    assert f"{min(gpu):.2f} to {max(gpu):.2f} times as fast on a GPU" in WORDS
     main = [row for _, row in tables.throughput_rows() if tables.is_main_case(row)]
-    (version,) = {row["run"]["versions"]["keras_vit"] for row in main}
-    assert WORDS.count(f"ViT-B/16 of version {short(version)} ") == 2
+    ((version, processor),) = {(r["run"]["versions"]["keras_vit"], r["run"]["processor"]) for r in main}
+    assert f"ViT-B/16 of version {short(version)} ran {min(forward):.2f} to {max(forward):.2f} times as fast" in WORDS
+    assert f"version {short(version)} on two Intel Xeon cores" in WORDS and "Intel(R) Xeon(R)" in processor
+    gpu = [float(cell.split()[0]) for row in rows for cell in row.split("|")[4:6] if cell.strip()]
+    version = short(result("gpu_h200")["versions"]["keras_vit"])
+    assert f"Version {version} ran {min(gpu):.2f} to {max(gpu):.2f} times as fast on a GPU" in WORDS
+    assert f"and version {version} on an NVIDIA H200" in WORDS
 
 
 def test_readme_accuracies_equal_the_results():

@@ -116,7 +116,7 @@ def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, 
         (NAMES, {"class_names": "cat"}, "`class_names` to be a sequence of names"),
         (["cat"] * 6, {}, r"at least two classes in column 'label'. Received: \['cat'\]"),
         (NAMES, {"num_classes": 2}, "integers if `num_classes` is given. Received: 'cat'"),
-        (NAMES, {"label_separator": " ", "augment": "deit"}, "multi-label data or"),
+        (NAMES, {"label_separator": " ", "augment": "deit"}, "multi-label data and"),
     ],
 )
 def test_from_dataframe_refuses_invalid_labels(folder, column, options, message):

@@ -113,7 +113,7 @@ def side_by_side(parts):
         (2, {"repeat": True, "num_batches": 7, "batch_size": 10, "augment": ERASING, "num_parallel_calls": 3}),
         pytest.param(2, {"repeat": True, "num_batches": 4, "skip_batches": 2, "cache": True}, marks=LONG),
         pytest.param(4, {"drop_remainder": True, "skip_batches": 2, "augment": Policy(repeats=3)}, marks=LONG),
-        (2, {"pad_remainder": True, "skip_batches": 1, "num_batches": 1, "batch_size": 20}),
+        pytest.param(2, {"pad_remainder": True, "skip_batches": 1, "num_batches": 1, "batch_size": 20}, marks=LONG),
         pytest.param(2, {"drop_remainder": True, "training": False, "labels": "none"}, marks=pytest.mark.long),
     ],
     ids=str,

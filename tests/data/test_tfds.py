@@ -41,6 +41,7 @@ def test_load_images_and_labels(folder):
     np.testing.assert_allclose(next(iter(gray))[0][5], picture(5, (20, 20, 1)), atol=1e-4)
 
 
+@pytest.mark.long
 def test_load_shuffles_training_split_by_seed(folder):
     options = {"data_dir": folder, "image_size": 8, "batch_size": 15, "labels": "one_hot"}
     data = [load("tiny", "train[:50%]", **options, seed=seed) for seed in (0, 0, 1)]

@@ -61,6 +61,7 @@ class Registered(Head):
 """
 
 
+@pytest.mark.long
 @pytest.mark.backends("torch")
 def test_child_imports_layers_of_modules_but_not_of_script(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -19,7 +19,6 @@ def test_zero_padding_equals_that_of_keras():
     images, options = np.ones((2, 3, 4, 2), "float32"), {"padding": ((1, 2), (0, 3)), "data_format": "channels_last"}
     ours, theirs = (kind(**options) for kind in (ZeroPadding2D, keras.layers.ZeroPadding2D))
     np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
-    assert ours.compute_output_shape(images.shape) == (2, 6, 7, 2)
 
 
 @pytest.mark.long

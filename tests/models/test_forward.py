@@ -7,6 +7,7 @@ from tests.models.efficientnet import test_model as efficientnet
 from tests.models.vit import test_hybrid as hybrid
 from tests.models.vt_resnet import test_model as vt_resnet
 
+LONG = pytest.mark.long
 RATES = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.1, "patch_dropout_rate": 0.3}
 CASES = {
     "vit": tiny.build,
@@ -24,10 +25,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", ["rates", *(pytest.param(name, marks=pytest.mark.long) for name in CASES if name != "rates")]
-)
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", ["rates", *(pytest.param(name, marks=LONG) for name in CASES if name != "rates")])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=LONG)])
 def test_forward_pass_compiles_as_one_graph_once(case, training, request):
     import torch
 

@@ -65,8 +65,7 @@ def test_subclassed_model_with_several_outputs_passes():
         def call(self, images):
             return {"a": self.vit(images), "b": self.dense(self.vit(images))}
 
-    data = tf.data.Dataset.from_tensor_slices((IMAGES, {"a": LABELS, "b": LABELS % 2})).batch(4)
-    subclassed = Model()
+    subclassed, data = Model(), tf.data.Dataset.from_tensor_slices((IMAGES, {"a": LABELS, "b": LABELS % 2})).batch(4)
     subclassed(IMAGES)
     assert look(subclassed, data, {"a": SPARSE, "b": SPARSE}).batch_shape == (4, 16, 16, 3)
 

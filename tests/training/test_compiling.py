@@ -66,9 +66,8 @@ CASES = {
     "MAE": lambda **rates: MAE(build(num_classes=0, num_layers=1, **rates), decoder_num_layers=1, seed=0),
     "LoRA": with_lora,
 }
-# The arguments of the dropouts of a model; `VIT` are the arguments of a ViT.
-VIT, OTHER = ("dropout_rate", "attention_dropout_rate", "drop_path_rate"), ("dropout_rate", "drop_path_rate")
-RATES = {**dict.fromkeys(CASES, VIT), **dict.fromkeys(("coatnet", "efficientnet", "vt_resnet"), OTHER), "bit": ()}
+ALL = ("dropout_rate", "attention_dropout_rate", "drop_path_rate")
+RATES = {**dict.fromkeys(CASES, ALL), **dict.fromkeys(("coatnet", "efficientnet", "vt_resnet"), ALL[::2]), "bit": ()}
 
 
 def test_compiled_fit_traces_no_inference_of_shapes(without_inductor):

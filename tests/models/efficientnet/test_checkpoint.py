@@ -351,6 +351,7 @@ def test_published_keras_applications_file_is_read(app, tmp_path):
     np.testing.assert_allclose(outputs(model, raw_images()), expected, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_from_pretrained_has_the_dropout_of_the_variant(tmp_path):
     keras_vit.save_weights(keras_vit.EfficientNet("B2", num_classes=2), tmp_path / "model.safetensors", "timm")
     model = keras_vit.from_pretrained(tmp_path / "model.safetensors")
