@@ -61,7 +61,7 @@ class CheckpointSlots:
             file.flush()
             os.fsync(file.fileno())
         others = [other for other in self.paths() if other != path]
-        for old in others[: len(others) + 1 - self.slots]:
+        for old in others[: max(0, len(others) + 1 - self.slots)]:
             old.unlink(missing_ok=True)
         return path
 

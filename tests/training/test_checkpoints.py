@@ -35,6 +35,7 @@ def test_slots_keep_the_last_files_and_read_the_newest(tmp_path):
     assert slot.path == paths[-1]
     assert slot.facts == {"step": 100}
     assert same(slot.arrays, {**ARRAYS, "step": np.array(100)})
+    assert len(saved(tmp_path / "five", range(9), slots=5)[0].paths()) == 5
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", "half", "more", "zeros", "expands"])
