@@ -24,10 +24,12 @@ class Epochs:
             problem = f"Expected `data` that can be read again in each epoch. Received: {type(data).__name__}"
             raise ValueError(f"{problem}. Pass a function of the epoch that returns new data.")
         found = None if self.is_function or is_arrays(data) else num_batches(data)
-        if steps is not None and found is not None and steps != found:
+        is_dataset = not self.is_function and not is_arrays(data)
+        if found == math.inf or (is_dataset and steps not in (None, found)):
+            what = "data that never ends" if found == math.inf else f"data of {found or 'an unknown number of'} batches"
             raise ValueError(
-                f"Expected epochs that read all {found} batches of the data. Received: steps_per_epoch={steps}. "
-                "Leave `steps_per_epoch` out, or pass a function of the epoch as `data`."
+                f"Expected epochs that read all batches of the data. Received: steps_per_epoch={steps}, {what}. Leave "
+                "`steps_per_epoch` out, or pass a function of the epoch as `data`."
             )
 
     def set_seeds(self, epoch):
@@ -41,7 +43,10 @@ class Epochs:
         each batch.
         """
         self.set_seeds(epoch)
-        data = self.latest = self.data(epoch) if self.is_function else self.data
+        previous, self.latest = self.latest, self.data(epoch) if self.is_function else self.data
+        data = self.latest
+        if self.is_function and data is not previous:
+            self._ends = epoch
         if hasattr(data, "set_epoch"):
             data.set_epoch(epoch)
         order, workers = None, {}
@@ -54,7 +59,7 @@ class Epochs:
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
             # A PyDataset may shuffle itself in `on_epoch_end`. Call this method once before each epoch. A resumed run
-            # repeats the calls of the earlier epochs.
+            # repeats the calls of the earlier epochs, except for a new object that a function has returned.
             while self._ends <= epoch:
                 self.set_seeds(self._ends)
                 data.on_epoch_end()
@@ -102,6 +107,8 @@ class Epochs:
         total = found if self.steps is None else self.steps
         if total == math.inf:
             raise ValueError("Expected `steps_per_epoch` for data that never ends. Received: None")
+        if total is not None and found is not None and total > found:
+            raise ValueError(f"Expected at most {found} `steps_per_epoch`, as many as batches. Received: {total}")
         if total is not None and first and total <= first:
             raise ValueError(
                 f"Expected an epoch of more than {first} batches, since the checkpoint is at batch {first}. "

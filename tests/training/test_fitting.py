@@ -65,6 +65,26 @@ def test_epochs_set_seeds_shuffles_each_epoch_differently():
     assert not np.array_equal(orders[0], orders[1])
 
 
+def test_new_dataset_of_an_epoch_gets_one_call_of_on_epoch_end():
+    class Counted(keras.utils.PyDataset):
+        calls = 0
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return np.full((1, 2), i), np.zeros(1)
+
+        def on_epoch_end(self):
+            self.calls += 1
+
+    epochs = Epochs(lambda epoch: Counted())
+    epochs.first_batch()
+    for epoch in (0, 3):
+        epochs.batches(epoch)
+        assert epochs.latest.calls == 1
+
+
 @pytest.mark.parametrize("mode", killed.TRAINERS)
 def test_resumed_trainer_is_bit_identical(tmp_path, mode):
     killed.train_small(mode, tmp_path / "alone")
