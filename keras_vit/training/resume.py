@@ -1,5 +1,6 @@
 """Saves the state of a run every few steps, and resumes the run from its last checkpoint."""
 
+import json
 import math
 
 import keras
@@ -56,7 +57,9 @@ class ResumableRun(keras.callbacks.CallbackList):
     def begin(self, record, allow):
         """Restores the newest checkpoint if there is one, and calls `on_train_begin` of the callbacks."""
         settings = {name: callback_states.settings(callback) for name, callback in self.named.items()}
-        self.record, total = {**record, "callbacks": settings}, self.params["epochs"]
+        # Convert the record as a checkpoint does, so that numbers of NumPy equal the saved numbers.
+        self.record = json.loads(json.dumps({**record, "callbacks": settings}, default=lambda value: value.item()))
+        total = self.params["epochs"]
         slot = first_in_process_0(self.checkpoints.newest)
         step = -1 if slot is None else slot.facts["step"]
         if agree(step) != step:
@@ -96,15 +99,16 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     def end(self):
         """Gives the model its final weights and calls `on_train_end` of the callbacks."""
+        if not self.diverged and not self.swaps:
+            self.trained.optimizer.finalize_variable_values(self.trained.trainable_weights)
+        elif self.swaps:
+            self.undo_average()
+        self._call("on_train_end")
+        # EarlyStopping may have restored the best weights, so assign the weights of the checkpoint last.
         slot = self.checkpoints.newest() if self.diverged else None
         if slot is not None:
             assign(self.trained, slot.arrays, slot.facts, "model", "optimizer")
             print(f"The model has the weights of {str(slot.path)!r} again, step {slot.facts['step']}.")
-        elif self.swaps:
-            self.undo_average()
-        elif not self.diverged:
-            self.trained.optimizer.finalize_variable_values(self.trained.trainable_weights)
-        self._call("on_train_end")
 
     def undo_average(self):
         """Restores the trained weights, which `model.fit` replaced by their moving average at the end of an epoch."""
@@ -129,6 +133,8 @@ class ResumableRun(keras.callbacks.CallbackList):
         """Restores the states of PyTorch's random generators. Call it after Keras has made its data loader."""
         states, self.generators = self.generators, {}
         set_generator_states(states)
+        if states:
+            spread_seeds(self.trained)
 
     def on_train_batch_begin(self, batch, logs=None):
         self.restore_generators()

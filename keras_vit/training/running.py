@@ -91,7 +91,7 @@ def run(
     callbacks = arguments.several("callbacks", callbacks)
     arguments.choice("distribution", distribution, (None, *KINDS))
     arguments.choice("verbose", verbose, (0, 1, 2, "auto"))
-    arguments.non_negative_int("seed", seed, 2**32 - 1)
+    seed = int(arguments.non_negative_int("seed", seed, 2**32 - 1))
     with distributed(distribution, model_devices) as split:
         return _run(recipe, make_dataset, Path(out), split, weights, seed, save_every, callbacks, verbose)
 
