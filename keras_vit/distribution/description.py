@@ -8,6 +8,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.distribution.layouts import batch_parts
+from keras_vit.models.losses import recognised_loss
 
 
 class Description(NamedTuple):
@@ -60,7 +61,10 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     import jax  # Keras has no public function that returns the memory of a training step.
 
     # Call the metrics before compiling, because they create their variables at the first call.
-    model.compute_metrics(None, np.zeros(1, "int32"), np.zeros((1, *model.output_shape[1:]), "float32"))
+    outputs = tuple(model.output_shape[1:])
+    loss = recognised_loss(model.loss)
+    labels, dtype = ((), "int32") if loss is not None and loss.kind == "sparse" else (outputs, "float32")
+    model.compute_metrics(None, np.zeros((1, *labels), dtype), np.zeros((1, *outputs), "float32"))
     model.reset_metrics()
     distribution = keras.distribution.distribution()
     if batch_size % (parts := batch_parts()):
@@ -72,7 +76,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
         sharding = None if distribution is None else distribution.get_data_layout(shape).backend_layout
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    data = array((batch_size, *model.input_shape[1:]), "float32"), array((batch_size,), "int32")
+    data = array((batch_size, *model.input_shape[1:]), "float32"), array((batch_size, *labels), dtype)
     groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
     state = tuple([variable.value for variable in group] for group in (*groups, model.metrics_variables))
     shardings = jax.tree.map(lambda value: value.sharding, state)
