@@ -18,6 +18,8 @@ from keras_vit.images.files import read_pixels
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 CLUTTER = ("thumbs.db", "desktop.ini")
+# Options of `pipeline` that do not apply to validation images.
+TRAINING = ("augment", "crop", "scale", "resize_size", "flip", "shuffle", "repeat", "skip_batches", "num_batches")
 
 
 def from_directory(
@@ -42,8 +44,9 @@ def from_directory(
         validation_split: Float in (0, 1), the share of each class's images to hold out for validation, at least one
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
-            evaluation, keep their order and are not augmented. Their labels have the same kind as the labels of the
-            training images. If you pass `training`, all options, including `augment`, apply to both subsets.
+            evaluation and keep their order, whatever `augment`, `crop`, `flip`, `shuffle` and `repeat` are. Their
+            labels have the same kind as the labels of the training images. A path of `cache` gets the ending
+            "-validation". If you pass `training`, all options apply to both subsets without change.
         seed: Integer of at least 0, for the split, the order and the augmentation.
         **options: Other arguments of `keras_vit.data.pipeline`. Its documentation also describes the dataset that is
             returned. This dataset has two more attributes: the lists `file_paths` and `file_labels`, sorted by label
@@ -101,8 +104,10 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
         source = file_source(paths, labels, "int" if labelled else None, names, len(names))
         given = {"training": not for_validation, **options}
         if for_validation and "training" not in options:
-            kind = kind_of_batch_labels(source, given.get("labels"), augmentation(given.pop("augment", None)))
-            given["labels"] = kind or "none"
+            kind = kind_of_batch_labels(source, given.get("labels"), augmentation(given.get("augment")))
+            given = {name: value for name, value in given.items() if name not in TRAINING} | {"labels": kind or "none"}
+            if isinstance(given.get("cache"), (str, os.PathLike)):
+                given["cache"] = f"{os.fspath(given['cache'])}-validation"
         data = pipeline(source, seed=seed, **given)
         data.file_paths, data.file_labels = list(paths), list(labels) if labelled else None
         return data

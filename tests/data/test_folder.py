@@ -54,8 +54,8 @@ def test_validation_split_is_stratified_and_not_augmented(folder):
         from_directory(folder, image_size=8, validation_split=0.2, subset="validation", seed=seed) for seed in (0, 1)
     )
     assert same.file_paths == validation.file_paths != other.file_paths
-    options = {"image_size": 8, "validation_split": 0.2, "batch_size": 40, "augment": "strong1"}
-    images, labels = next(iter(from_directory(folder, subset="validation", **options)))
+    options = {"image_size": 8, "validation_split": 0.2, "batch_size": 40, "augment": "strong1", "flip": True}
+    images, labels = next(iter(from_directory(folder, subset="validation", repeat=True, crop="finetune", **options)))
     np.testing.assert_array_equal(images, next(iter(validation))[0])
     np.testing.assert_array_equal(labels, np.eye(4)[validation.file_labels])
     kept, _ = next(iter(from_directory(folder, subset="validation", training=False, **options)))
