@@ -82,8 +82,9 @@ class Crop:
 
     def __post_init__(self):
         arguments.choice("kind", self.kind, CROPS)
-        arguments.pair("image_size", self.image_size)
-        arguments.optional(arguments.pair, "resize_size", self.resize_size)
+        object.__setattr__(self, "image_size", arguments.pair("image_size", self.image_size))
+        resize_size = arguments.optional(arguments.pair, "resize_size", self.resize_size)
+        object.__setattr__(self, "resize_size", resize_size)
         arguments.each(arguments.boolean, flip=self.flip, arrays=self.arrays)
         arguments.each(arguments.positive_int, channels=self.channels, max_pixels=self.max_pixels)
         arguments.instance("preprocessing", self.preprocessing, Preprocessing)

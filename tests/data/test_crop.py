@@ -25,7 +25,7 @@ def test_finetune_resize_sizes_match_paper(size, resized, monkeypatch):
     sizes = []
     resize = tf.image.resize
     monkeypatch.setattr(tf.image, "resize", lambda x, to, *rest, **options: sizes.append([*to]) or resize(x, to))
-    assert Crop((size, size), "finetune")(jpeg(7), (0, 1)).shape == (size, size, 3)
+    assert Crop(size, "finetune")(jpeg(7), (0, 1)).shape == (size, size, 3)
     assert sizes and all(size == [resized, resized] for size in sizes)
 
 
