@@ -62,6 +62,7 @@ def test_integer_named_and_multi_hot_labels(folder):
     assert labels(multi) == [[0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0]]
     columns = {"path": PATHS, "cat": [0, 1, 1, 0, 1, 0], "dog": ["1", "0", "1", "0", "1", "1"]}
     multi = make(columns, folder, label_column=["cat", "dog"])
+    refuses("`class_names`", make, columns, folder, label_column=["cat", "dog"], class_names=["dog", "cat"])
     assert labels(multi)[:3] == [[0, 1], [1, 0], [1, 1]] and multi.class_names == ["cat", "dog"]
     assert multi.element_spec[1].dtype == "float32" and next(iter(multi))[1].numpy().tolist() == labels(multi)
 
