@@ -113,9 +113,9 @@ def splits(
         received = ", ".join(f"{name}={str(of_tables[name])!r}" for name in useless)
         raise ValueError(f"Expected `{useless[0]}` only with a CSV file. Received: {received} with {str(data)!r}")
     if path.is_dir():
-        return _splits_from_folder(path, holdout)
+        return _checked(_splits_from_folder(path, holdout))
     if path.is_file() and is_table:
-        return _splits_from_table(path, path.parent if images is None else images, holdout, columns)
+        return _checked(_splits_from_table(path, path.parent if images is None else images, holdout, columns))
     if path.exists() or path.is_absolute() or str(data).startswith(".") or is_table:
         raise FileNotFoundError(
             f"Expected `data` to be a folder, a CSV file or the name of a TFDS dataset. Received: {describe_path(data)}"
@@ -129,7 +129,11 @@ def splits(
                 f"There is no folder {str(data)!r}. As the name of a TFDS dataset: {error}"
             ) from error
 
-    return make
+    return _checked(make)
+
+
+def _checked(make):
+    return lambda part, **options: make(arguments.choice("part", part, ("train", "test")), **options)
 
 
 def _splits_from_folder(path, holdout):

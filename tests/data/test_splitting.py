@@ -66,6 +66,7 @@ def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
     files = [train.file_paths, test.file_paths]
     assert [[part.file_paths for part in parts] == files for parts in others] == [True, False]
     refuses("the column 'label' of labels in .*train.csv.*'animal'", data.splits, tmp_path / "train.csv")
+    refuses("`part`.*'train'.*'test'.*'validation'", make, "validation")
     (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,lion"]))
     with pytest.raises(ValueError, match="at least two images per class to split. Received: only one image of .'lion'"):
         data.splits(tmp_path / "train.csv")
