@@ -21,7 +21,7 @@ from keras_vit.weights.report import LoadReport
 from keras_vit.weights.tokens import weights_by_path
 
 # Settings that are not in `Family.settings`. `load_weights` checks these only if the file contains them.
-_SETTINGS = ("preprocessing", "classifier_activation", "token_merging")
+_SETTINGS = ("preprocessing", "classifier_activation", "token_merging", "class_names", "task")
 # The fields of a preprocessing that depend on the image size.
 _CROP = ("crop_fraction", "resize_mode", "crop_rounding")
 
@@ -139,7 +139,7 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     exempt = set(allowed_settings(allow))
     if "head/kernel" not in plan.rows or "class_token" in plan.dropped:
         # If the file's head or class token is not loaded, these settings may differ.
-        exempt |= {"pooling", "classifier_activation"}
+        exempt |= {"pooling", "classifier_activation", "class_names", "task"}
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
     if found.get("key_bias") is False:
@@ -158,6 +158,10 @@ def _check_settings(model, file, found, here, exempt):
     for name, there, own in found.differences(here, names):
         if name == "preprocessing":
             there, own = _differing_parts(there.for_channels(here["in_channels"]), own, found, here)
+        if name == "class_names":
+            if not arguments.names_differ(there, own):
+                continue
+            there, own = (f"{list(names[:5])} ..." for names in (there, own))
         if there not in ({}, own):
             theirs[name], ours[name] = there, own
     if theirs:

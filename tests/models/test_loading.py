@@ -476,6 +476,13 @@ def test_other_positions_without_weights_are_refused(name, changes):
     keras_vit.load_weights(other, path, allow=field)
 
 
+def test_classes_in_another_order_are_refused(tmp_path):
+    keras_vit.save_weights(build(class_names=list("abcde")), tmp_path / "model.npz")
+    check_refused(r"class_names=.*'a', 'b'.*'e', 'd'", tmp_path / "model.npz", into=build(class_names=list("edcba")))
+    keras_vit.load_weights(build(class_names=list("edcba")), tmp_path / "model.npz", allow="class_names")
+    keras_vit.load_weights(build(), tmp_path / "model.npz")
+
+
 def test_possible_rotary_positions_must_be_given(tmp_path):
     randomize(build(rotary_embedding="axial")).save_weights(tmp_path / "model.weights.h5")
     check_refused("rotary_embedding=", tmp_path / "model.weights.h5")
