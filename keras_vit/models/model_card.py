@@ -18,6 +18,7 @@ def model_card(model, name, repo, folder, format):
     """
     fields, config, preprocessing = current_fields(model), config_of(model), find_normalization(model).preprocessing
     size, class_names = model.input_shape[1:3], config.class_names or ()
+    class_names = class_names if len(class_names) == fields["num_classes"] else ()
     scale, mean, std = (
         ", ".join(f"{number:g}" for number in getattr(preprocessing, field)) for field in ("value_range", "mean", "std")
     )

@@ -15,6 +15,7 @@ from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.loading import allowed_settings, current_fields, head_sizes, refuse_own_family
 from keras_vit.models.model_card import model_card
 from keras_vit.models.vit import timm_folder
+from keras_vit.version import __version__
 from keras_vit.weights import hub, timm_config
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_by_path
 from keras_vit.weights.transformers_config import id2label, preprocessor_config, with_prefix, write_folder
@@ -237,14 +238,18 @@ def _facts(model, record):
         "grid": current_fields(model).get("grid_size"),
         "image_size": None if None in model.input_shape[1:3] else model.input_shape[1:3],
         "preprocessing": dataclasses.asdict(find_normalization(model).preprocessing),
+        "version": __version__,
     }
 
 
 def _record(model, fields):
-    """Returns a model's config, corrected for a head that the user has replaced or removed."""
-    config = config_of(model)
-    head = next((layer for layer in model.layers if layer.name == "head"), None)
-    changes = {"num_classes": fields["num_classes"], "classifier_activation": getattr(head, "activation", None)}
+    """Returns a model's config, corrected for a head that the user has replaced, and for layers that were removed."""
+    config, layers = config_of(model), {layer.name: layer for layer in model.layers}
+    activation = getattr(layers.get("head"), "activation", None)
+    changes = {"num_classes": fields["num_classes"], "classifier_activation": activation}
+    for name, layer in (("projection_dim", "projection"), ("representation_size", "pre_logits")):
+        if getattr(config, name, None) is not None and layer not in layers:
+            changes[name] = None
     if len(config.class_names or ()) != fields["num_classes"]:
         changes["class_names"] = None
     if getattr(config, "return_both_heads", False):

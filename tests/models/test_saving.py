@@ -79,6 +79,7 @@ def test_save_and_load_give_same_model(tmp_path, format, arguments):
     again = keras_vit.from_pretrained(path)
     assert unchanged(again, model.get_weights())
     check_same(model, again)
+    assert again.config.position_interpolation == model.config.position_interpolation
     if format != "big_vision":
         ours, theirs = (m.preprocessing for m in (model, again))
         assert np.allclose(ours.mean, theirs.mean[:1]) and theirs.interpolation == "bicubic" and theirs.antialias
@@ -156,6 +157,10 @@ def test_record_has_settings_of_replaced_head(tmp_path):
     # Models that Keras cuts compute all tokens of the last block, such as the model with the user's own head.
     check_same(model, keras.Model(again.input, again.output))
     assert again.config.num_classes == 3 and again.config.class_names is None
+    cut = build(representation_size=8)
+    cut = keras.Model(cut.input, cut.get_layer("pooling").output)
+    keras_vit.save_weights(cut, tmp_path / "cut.npz")
+    assert keras_vit.from_pretrained(tmp_path / "cut.npz").config.representation_size is None
     other = keras_vit.from_pretrained(tmp_path / "model.npz", num_classes=7)
     assert other.config.classifier_activation == "linear"
 
