@@ -9,8 +9,8 @@ import keras
 from keras_vit import arguments
 from keras_vit.files import describe_path
 from keras_vit.models import zoo
-from keras_vit.models.catalog import identify, read_config
-from keras_vit.models.family import changed, completed
+from keras_vit.models.catalog import FAMILIES, identify, read_config
+from keras_vit.models.family import FamilyModel, changed, completed
 from keras_vit.models.loading import all_settings, fields_of_file, load_file, open_file
 from keras_vit.models.vit.variants import architecture_name
 from keras_vit.weights import hub
@@ -86,9 +86,12 @@ def from_pretrained(
     changes = (source, grid_size, position_interpolation, architecture, skip or None, *given.values())
     # `class_names=None` removes the class names, so it is a change.
     if opened.container == "keras" and "class_names" not in kwargs and all(value is None for value in changes):
-        return opened.model
+        # None is a value of fields such as `rotary_grid`, so `split` keeps it.
+        family = FAMILIES[opened.model.config.family] if isinstance(opened.model, FamilyModel) else None
+        if family is None or not any(family.split(kwargs, "from_pretrained")):
+            return opened.model
     if architecture is not None:
-        state_architecture(opened, architecture, "preprocessing" not in kwargs)
+        state_architecture(opened, architecture, kwargs.get("preprocessing") is None)
     family, file = identify(opened, source or (row and row.source))
     if architecture is not None and not file.source.name.startswith("timm"):
         expected = f"None for {file.path!r}, a file of the source {file.source.name!r}"
