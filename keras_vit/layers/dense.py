@@ -70,6 +70,10 @@ class Dense(keras.layers.Dense):
         if self.lora_enabled:
             self.lora_kernel_a.assign(lora.get("lora_kernel_a", factor))
             self.lora_kernel_b.assign(lora.get("lora_kernel_b", self.lora_kernel_b))
+            scale = np.float32(self.lora_alpha / self.lora_rank)
+            if lora.get(_SCALE, scale) != scale:
+                # This layer multiplies the factors by another scale than the layer that was saved.
+                self.lora_kernel_b.assign(self.lora_kernel_b * (lora[_SCALE] / scale))
         elif lora:
             update = ops.matmul(*(lora[name] for name in _FACTORS)) * lora[_SCALE]
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))

@@ -190,6 +190,10 @@ def test_trained_lora_can_be_merged_and_exchanged(tmp_path):
     other = tiny.build(num_layers=1, qk_norm=True, layer_scale_init=0.5)
     other.load_weights(tmp_path / "lora.weights.h5")
     np.testing.assert_allclose(other.predict(IMAGES, verbose=0), expected, atol=1e-5)
+    again = tiny.build(num_layers=1, qk_norm=True, layer_scale_init=0.5)
+    enable_lora(again, rank=2, alpha=1.0)
+    again.load_weights(tmp_path / "lora.weights.h5")
+    np.testing.assert_allclose(again.predict(IMAGES, verbose=0), expected, atol=1e-5)
     model.load_weights(tmp_path / "plain.weights.h5")
     np.testing.assert_allclose(model.predict(IMAGES, verbose=0), expected, atol=1e-5)
     # An update of two zero factors would have no gradient.
