@@ -61,6 +61,10 @@ def _layers_to_fold(model):
             f"{model.name!r} with include_preprocessing={normalization.apply}, folded={normalization.folded} and a "
             f"patch embedding in {embedding.compute_dtype}"
         )
+    if not embedding.use_bias:
+        raise ValueError(
+            f"Expected a model with patch_bias=True, which the mean is folded into. Received: model {model.name!r}"
+        )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]
     # If a model takes images of any size, the position embedding also gets the images, but reads only their size.

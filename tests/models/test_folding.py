@@ -103,13 +103,14 @@ def with_another_reader():
         (build, "not folded yet. Received: model 'vit_B16' with include_preprocessing=False"),
         (lambda: keras_vit.fold_preprocessing(build(**RAW)), "include_preprocessing=True, folded=True"),
         (lambda: build(stages=(1,), width_factor=0.5, image_size=32, patch_size=2, **RAW), "in which root_conv reads"),
+        (lambda: build(**RAW, patch_bias=False), "a model with patch_bias=True"),
         (with_another_reader, "in which mean_color reads them too"),
         (lambda: build(**RAW, dtype="mixed_bfloat16"), "and a patch embedding in bfloat16"),
         (with_lora_in_another_layer, "whose config describes all its weights"),
         (lambda: keras.Sequential([keras.Input((16, 16, 3)), build(**RAW)]), "pass the layer: model.get_layer"),
         (lambda: bit.build(include_preprocessing=True), "layers named normalization, patch_embedding, block_00"),
     ],
-    ids=["scaled", "twice", "hybrid", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
+    ids=["scaled", "twice", "hybrid", "no bias", "another reader", "bfloat16", "LoRA", "nested", "BiT"],
 )
 def test_folding_refuses_models_it_would_change(make, message):
     refuses(re.escape(message), keras_vit.fold_preprocessing, make())
