@@ -89,7 +89,9 @@ class MBConv(CompositeLayer):
             name="depthwise",
             **self.inherited,
         )
-        self.se = SqueezeExcitation(reduced_dim, se_activation, name="se", **self.inherited)
+        self.se = SqueezeExcitation(
+            reduced_dim, se_activation, kernel_initializer=FanOutNormal(), name="se", **self.inherited
+        )
         self.project = self._dense("project", filters, use_bias=use_bias)
         self.pool = self.down = self.shortcut = None
         if strides > 1:
