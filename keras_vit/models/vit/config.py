@@ -61,7 +61,7 @@ class ViTConfig(ModelConfig):
         class_token: Bool, whether there is a class token. None: True if `pooling` is "token", "token_gap" or "none".
         class_token_position: Bool, whether class and distillation tokens get a position embedding.
         distillation_token: Bool, whether to add DeiT's distillation token and its head, `head_dist`. The output is the
-            mean of both heads' logits.
+            mean of both heads' outputs.
         distillation_head: Bool; False omits the head `head_dist`.
         return_both_heads: Bool; True returns [class token logits, distillation token logits] instead of the mean.
         num_registers: Int, the number of register tokens, which have no position embeddings.
