@@ -36,19 +36,6 @@ def test_pipelines_give_equal_shapes_and_ranges(pipeline, folder):
             assert -1.01 <= np.quantile(images, 0.3) <= np.quantile(images, 0.7) <= 1.01, (task, name)
 
 
-@pytest.mark.long
-def test_pipeline_run_resumes_with_missing_rounds(pipeline, run, folder, tmp_path, monkeypatch, capsys):
-    options = ("--data", folder, "--out", tmp_path / "a.json", "--enlarge-to", 30, "--gpu", 2000)
-    run(*options, "--rounds", 1)
-    assert "cores for 2,000 images/s" in capsys.readouterr().out
-    made = []
-    rates = pipeline.rates
-    monkeypatch.setattr(pipeline, "rates", lambda *args: made.append(args) or rates(*args))
-    run(*options, "--rounds", 2)
-    # Each of three sides makes a warm-up and a round.
-    assert len(made) == 6
-
-
 def test_enlarged_copies_to_the_shorter_side(pipeline, folder, tmp_path):
     pipeline.enlarged(folder, 48, tmp_path / "large")
     with Image.open(tmp_path / "large" / "class1" / "3.jpg") as image:
