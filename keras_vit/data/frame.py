@@ -73,10 +73,9 @@ def from_dataframe(
             f"Expected the columns {wanted}. Received: {list(columns)}, without {missing}. Set the column names with "
             "`path_column` and `label_column` (--path-column and --label-column)"
         )
-    unused = {"num_classes": num_classes, "label_separator": label_separator}
-    unused["class_names"] = None if class_names is None or list(class_names) == label_columns else class_names
+    unused = {"class_names": class_names, "num_classes": num_classes, "label_separator": label_separator}
     for name, value in unused.items() if several or options.get("labels") == "float" else ():
-        if value is not None:
+        if value is not None and value != label_columns:
             raise arguments.invalid(name, "None with several label columns or with labels='float'", value)
     if weight_column is not None and label_column is None:
         raise ValueError(f"Expected a `label_column` with weight_column={weight_column!r}. Received: label_column=None")
