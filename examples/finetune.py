@@ -99,7 +99,7 @@ def main(argv=None):
     try:
         make = keras_vit.data.splits(args.dataset, data_dir=args.data_dir, holdout=args.holdout)
         options = {"image_size": args.image_size, "batch_size": args.batch_size, "training": False, "normalize": False}
-        train, test = (make(part, seed=args.seed, **options) for part in ("train", "test"))
+        train = make("train", seed=args.seed, **options)
         model = keras_vit.ViT(
             args.variant,
             image_size=args.image_size,
@@ -108,6 +108,8 @@ def main(argv=None):
             weights=args.weights,
             include_preprocessing=True,
         )
+        # Resize the images as in the preprocessing of the checkpoint.
+        train, test = (make(part, seed=args.seed, preprocessing=model, **options) for part in ("train", "test"))
     except (ValueError, OSError, ImportError) as error:
         raise SystemExit(str(error)) from error
     if train.class_names != test.class_names:

@@ -84,7 +84,7 @@ def _images_at(model, data, indices, batch_size):
         found |= {i: batch[i - start] for i in wanted.intersection(range(start, start + len(batch)))}
         start += len(batch)
     if not wanted:
-        return np.zeros((0, *model.input_shape[1:]))
+        return np.zeros((0, *(side or 0 for side in model.input_shape[1:])), "float32")
     return to_numpy(require_normalization(model).raw_images(np.stack([found[i] for i in indices.tolist()])))
 
 

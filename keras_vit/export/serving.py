@@ -157,7 +157,7 @@ def read_labels(labels, num_classes):
     """Returns class names from a list or a text file."""
     if isinstance(labels, (str, os.PathLike)):
         path = regular_file(labels, "`labels` as a text file, a class per line")
-        labels = Path(path).read_text(encoding="utf-8").splitlines()
+        labels = Path(path).read_text(encoding="utf-8-sig").splitlines()
     names = [str(name) for name in arguments.several("labels", labels)]
     if len(names) != num_classes:
         raise ValueError(f"Expected `labels` to name {num_classes} classes. Received: {len(names)} names")

@@ -79,11 +79,14 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
             image.load()
             if image.format == "PNG":
                 _check_rows(data, image)
+            kind = image.format
+            if not data.startswith((JPEG, PNG[:8])):
+                image = ImageOps.exif_transpose(image)
             if image.mode.startswith("I"):
                 values = np.asarray(image)
-                if image.mode != "I" or image.format in ("PNG", "PPM"):
+                if image.mode != "I" or kind in ("PNG", "PPM"):
                     # Pillow scales the values of PPM files to 16 bits, so these images never have 12 bits.
-                    values = values >> (4 if values.max() < 4096 and image.format != "PPM" else 8)
+                    values = values >> (4 if values.max() < 4096 and kind != "PPM" else 8)
                 elif values.min() < 0 or values.max() > 255:
                     received = f"integers from {values.min()} to {values.max()}"
                     raise ValueError(f"expected pixels of 8 bits, or 16 without a sign, received {received}")
@@ -96,7 +99,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
                 return upright(
                     np.array(image.convert(_MODES[channels])).reshape(*image.size[::-1], channels), _turn(data)
                 )
-            image = ImageOps.exif_transpose(image).convert(_MODES[channels])
+            image = image.convert(_MODES[channels])
             return np.array(image).reshape(*image.size[::-1], channels)
     except MemoryError:
         raise
