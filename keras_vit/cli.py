@@ -134,10 +134,10 @@ def _evaluate(args):
         names, mistakes = report["class_names"], report.get("mistakes")
         evaluation.write_confusion_matrix(report["confusion_matrix"], names, args.out / "confusion.csv")
         evaluation.plot_confusion_matrix(report["confusion_matrix"], names, args.out / "confusion.png")
-        if mistakes and len(mistakes["labels"]):
+        if count := len(mistakes["labels"]) if mistakes else 0:
             pictures = [mistakes[key] for key in ("images", "labels", "probabilities")]
             inspection.plot_predictions(*pictures, names, args.out / "mistakes.png")
-        _print(f"Wrote confusion.csv, confusion.png and the {args.mistakes} worst mistakes to {args.out}")
+        _print(f"Wrote confusion.csv, confusion.png and the {count} worst mistakes to {args.out}")
 
 
 def _inspect(args):
