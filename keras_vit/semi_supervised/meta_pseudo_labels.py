@@ -234,7 +234,9 @@ class MetaPseudoLabels(TrainingWrapper):
     def train_step(self, *args):
         # On JAX, a step takes and returns the values of all variables, `state`. On other backends, `state` is None.
         state, data = args if len(args) == 2 else (None, *args)
-        inputs, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
+        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        if weights is not None:
+            raise ValueError("Expected training without `sample_weight` and `class_weight`. Received: weights")
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:
             shapes = [getattr(part, "shape", None) for part in keras.tree.flatten((inputs, labels))]
             expected = "batches of ((images, unlabelled, augmented), labels), with integers (batch,) as labels"
