@@ -64,9 +64,10 @@ def predict(
     batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)
     predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])
-    # Datasets of `keras_vit.data` skip images that cannot be decoded. Later rows would then belong to wrong images.
-    if (expected := getattr(data, "num_images", len(predictions))) != len(predictions):
-        received = f"{len(predictions)} images; broken: {list(getattr(data, 'broken', ()))}"
+    # Datasets of `keras_vit.data` skip or replace broken images. Rows would then belong to wrong images.
+    broken = list(getattr(data, "broken", ()))
+    if (expected := getattr(data, "num_images", len(predictions))) != len(predictions) or broken:
+        received = f"{len(predictions)} images; broken: {broken}"
         raise invalid("data", f"a dataset whose {expected} images can all be read", received)
     return predictions
 

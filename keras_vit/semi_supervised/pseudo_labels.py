@@ -156,9 +156,8 @@ def pseudo_labels(
         raise arguments.invalid("teacher", "a classifier of two or more classes that exclude each other", teacher.name)
     batches, steps = image_batches(images, batch_size, name="images")
     logits = predict_batches(teacher, batches, steps, verbose, name="images").astype("float64")
-    expected = getattr(images, "num_images", len(logits))
-    if len(logits) != expected:
-        broken = list(getattr(images, "broken", ()))
+    expected, broken = getattr(images, "num_images", len(logits)), list(getattr(images, "broken", ()))
+    if len(logits) != expected or broken:
         raise arguments.invalid("images", f"{expected} images that can be read (damaged files: {broken})", len(logits))
     if activation is None:
         # The tolerance allows for probabilities in half precision.

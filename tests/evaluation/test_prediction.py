@@ -93,6 +93,8 @@ def test_predict_refuses_dataset_with_broken_image(tmp_path):
     (tmp_path / "1.png").write_text("no image")
     data = keras_vit.data.from_dataframe(table, **options)
     refuses(r"3 images.*Received: 2 images.*broken: .*1\.png", predict, model, data, verbose=0)
+    data = keras_vit.data.from_dataframe(table, **{**options, "batch_size": 1})
+    refuses(r"Received: 3 images.*broken: .*1\.png", predict, model, data, verbose=0)
 
 
 def test_ensemble_of_arrays_is_weighted_mean():
