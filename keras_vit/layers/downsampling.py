@@ -36,7 +36,7 @@ def pooling(pool_type, padding, name, dtype):
     options = {"name": name, "dtype": dtype}
     if pool_type == "max3" and padding == "symmetric":
         return SymmetricMaxPooling2D(3, 2, **options)
-    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else MaxPooling2D
+    kind = keras.layers.AveragePooling2D if pool_type == "avg2" else keras.layers.MaxPooling2D
     # Windows of 3 x 3 with symmetric padding are handled above. For windows of 2 x 2, Keras' "same" is used for both
     # kinds of padding: it pads only the end of an odd side, and averages exclude the padding.
     return kind(int(pool_type[-1]), 2, padding="same", data_format="channels_last", **options)
