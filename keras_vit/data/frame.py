@@ -75,7 +75,7 @@ def from_dataframe(
         )
     unused = {"class_names": class_names, "num_classes": num_classes, "label_separator": label_separator}
     for name, value in unused.items() if several or options.get("labels") == "float" else ():
-        if value is not None and value != label_columns:
+        if value is not None and not (isinstance(value, (list, tuple)) and list(value) == label_columns):
             raise arguments.invalid(name, "None with several label columns or with labels='float'", value)
     if weight_column is not None and label_column is None:
         raise ValueError(f"Expected a `label_column` with weight_column={weight_column!r}. Received: label_column=None")

@@ -37,7 +37,7 @@ def classification_heads(model, graph, seen, compiled):
     outputs, labels, all_labels = [] if graph is None else graph.outputs, seen.labels, seen.all_labels
     sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
     losses = getattr(model, "loss", None)
-    if graph is None or len(outputs) == 1 or not isinstance(labels, (dict, list, tuple)):
+    if len(outputs) < 2 or not isinstance(labels, (dict, list, tuple)):
         if compiled or not isinstance(labels, np.ndarray):
             loss = recognised_loss(losses)
         else:

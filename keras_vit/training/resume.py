@@ -99,10 +99,10 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     def end(self):
         """Gives the model its final weights and calls `on_train_end` of the callbacks."""
-        if not self.diverged and not self.swaps:
-            self.trained.optimizer.finalize_variable_values(self.trained.trainable_weights)
-        elif self.swaps:
+        if self.swaps:
             self.undo_average()
+        elif not self.diverged:
+            self.trained.optimizer.finalize_variable_values(self.trained.trainable_weights)
         self._call("on_train_end")
         # EarlyStopping may have restored the best weights, so assign the weights of the checkpoint last.
         slot = self.checkpoints.newest() if self.diverged else None
