@@ -18,7 +18,7 @@ from keras_vit.prediction.classes import (
     prediction_activation,
 )
 from keras_vit.prediction.inputs import is_arrays, to_numpy
-from keras_vit.prediction.outputs import check_one_input, image_batches, outputs_of_views
+from keras_vit.prediction.outputs import check_all_read, check_one_input, image_batches, outputs_of_views
 from keras_vit.prediction.preprocessing import require_normalization
 
 
@@ -64,11 +64,7 @@ def predict(
     batches, steps = image_batches(images, batch_size)
     views = outputs_of_views(model, batches, steps, verbose, tta=tta)
     predictions = np.concatenate([mean_probabilities(outputs, activation) for outputs in views])
-    # Datasets of `keras_vit.data` skip or replace broken images. Rows would then belong to wrong images.
-    broken = list(getattr(data, "broken", ()))
-    if (expected := getattr(data, "num_images", len(predictions))) != len(predictions) or broken:
-        received = f"{len(predictions)} images; broken: {broken}"
-        raise invalid("data", f"a dataset whose {expected} images can all be read", received)
+    check_all_read(data, len(predictions))
     return predictions
 
 

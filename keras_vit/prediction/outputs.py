@@ -42,6 +42,17 @@ def image_batches(data, batch_size, name="data"):
     return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
 
 
+def check_all_read(data, count, name="data"):
+    """Raises ValueError if a dataset of `keras_vit.data` skipped or replaced broken images.
+
+    `count` is the number of rows in the predictions. With a broken image, rows would belong to wrong images.
+    """
+    broken = list(getattr(data, "broken", ()))
+    if (expected := getattr(data, "num_images", count)) != count or broken:
+        wanted = f"`{name}` to be a dataset whose {expected} images can all be read"
+        raise ValueError(f"Expected {wanted}. Received: {count} images; broken: {broken}")
+
+
 def predict_batches(model, batches, steps=None, verbose=0, name="data"):
     """Returns a model's output for all images, float32 (num_images, ...), in inference mode.
 

@@ -15,7 +15,7 @@ from keras_vit.config import config_of
 from keras_vit.files import regular_file, replacing
 from keras_vit.prediction.classes import ids_and_names, output_activation
 from keras_vit.prediction.inputs import to_numpy
-from keras_vit.prediction.outputs import image_batches, predict_batches
+from keras_vit.prediction.outputs import check_all_read, image_batches, predict_batches
 from keras_vit.weights.read.bounds import open_archive
 
 _FORMAT = "keras_vit pseudo labels, version 1"
@@ -156,9 +156,7 @@ def pseudo_labels(
         raise arguments.invalid("teacher", "a classifier of two or more classes that exclude each other", teacher.name)
     batches, steps = image_batches(images, batch_size, name="images")
     logits = predict_batches(teacher, batches, steps, verbose, name="images").astype("float64")
-    expected, broken = getattr(images, "num_images", len(logits)), list(getattr(images, "broken", ()))
-    if len(logits) != expected or broken:
-        raise arguments.invalid("images", f"{expected} images that can be read (damaged files: {broken})", len(logits))
+    check_all_read(images, len(logits), "images")
     if activation is None:
         # The tolerance allows for probabilities in half precision.
         if np.abs(logits.sum(axis=1) - 1).max() > 0.02:
