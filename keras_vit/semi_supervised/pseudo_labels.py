@@ -175,17 +175,20 @@ def pseudo_labels(
 
 def described(model) -> dict:
     """Returns a dict of a model's name, its config and the sha256 of its weights."""
-    digest = hashlib.sha256()
-    for weight in model.weights:
-        value = to_numpy(weight.value)
-        digest.update(f"{value.shape} {value.dtype}".encode())
-        digest.update(value.tobytes())
     try:
         config = config_of(model).to_dict()
     except ValueError:
         # Models that do not come from this package have no config.
         config = None
-    return {"name": model.name, "config": config, "sha256": digest.hexdigest()}
+    return {"name": model.name, "config": config, "sha256": _digest(weight.value for weight in model.weights)}
+
+
+def _digest(arrays):
+    digest = hashlib.sha256()
+    for value in map(to_numpy, arrays):
+        digest.update(f"{value.shape} {value.dtype}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
 
 
 def _softmax(logits):
@@ -241,8 +244,8 @@ def noisy_student(
         The last student.
 
     Raises:
-        ValueError: If an argument is invalid, the folder contains a run with another teacher or other settings, or a
-            file of labels is damaged.
+        ValueError: If an argument is invalid, the folder contains a run with another teacher, other images or other
+            settings, or a file of labels is damaged.
 
     Example:
     >>> import tempfile
@@ -265,10 +268,11 @@ def noisy_student(
     arguments.path("folder", folder)
     arguments.function("train", train)
     arguments.non_negative_int("seed", seed)
+    facts = {"seed": seed, "images": _digest(_sample(images))}
     for number, build in enumerate(arguments.several("students", students), 1):
         place = Path(folder) / f"round_{number}"
         place.mkdir(parents=True, exist_ok=True)
-        labels = _labels(place / "pseudo_labels.npz", teacher, images, labelling)
+        labels = _labels(place / "pseudo_labels.npz", teacher, images, labelling, facts)
         file = place / "student.keras"
         if file.exists():
             teacher = keras.saving.load_model(file, compile=False)
@@ -282,16 +286,27 @@ def noisy_student(
     return teacher
 
 
-def _labels(path, teacher, images, labelling):
+def _sample(images):
+    """Returns arrays that distinguish `images` from other images, without reading a whole dataset."""
+    if hasattr(images, "shape"):
+        return [np.array(images.shape), images[:: max(1, len(images) // 4096)]]
+    names = "/".join(os.path.basename(path) for path in getattr(images, "file_paths", None) or ())
+    # Do not read from an iterator, because that would remove its first batch.
+    first = [] if hasattr(images, "__next__") else next(image_batches(images, 1, name="images")[0], [])
+    return [np.frombuffer(names.encode(), "uint8"), first]
+
+
+def _labels(path, teacher, images, labelling, facts):
     """Returns the stored labels of a round. If the file does not exist, the teacher labels the images first."""
     if not path.exists():
-        pseudo_labels(teacher, images, **labelling).save(path)
+        labels = pseudo_labels(teacher, images, **labelling)
+        dataclasses.replace(labels, settings=labels.settings | facts).save(path)
     labels = PseudoLabels.load(path)
     saved = {**labels.settings, "sha256": labels.teacher["sha256"]}
     here = {name: parameter.default for name, parameter in inspect.signature(pseudo_labels).parameters.items()}
-    here |= {**labelling, "sha256": described(teacher)["sha256"]}
+    here |= {**labelling, **facts, "sha256": described(teacher)["sha256"]}
     if different := [key for key in here if key in saved and saved[key] != here[key]]:
-        received = f"labels of a run with another {' and '.join(different)}"
+        received = f"labels of a run that differs in {' and '.join(different)}"
         advice = f"Pass another `folder`, or delete {str(path.parent.parent)!r} to start over."
         raise ValueError(f"Expected the labels of this run in {str(path)!r}. Received: {received}. {advice}")
     return labels

@@ -59,11 +59,11 @@ def train(student, labels, checkpoints, callbacks=()):
     fit(student, epoch, 2, resume=checkpoints, save_every=2, callbacks=list(callbacks), verbose=0)
 
 
-def run(folder, train=train, rounds=2, teacher=None, **options):
+def run(folder, train=train, rounds=2, teacher=None, images=UNLABELLED, **options):
     keras.utils.set_random_seed(7)
     students = [functools.partial(linear, 0.3)] * rounds
     options = {"threshold": 0.0, "per_class": 4, **options}
-    return noisy_student(teacher or linear(), students, UNLABELLED, train, folder, **options)
+    return noisy_student(teacher or linear(), students, images, train, folder, **options)
 
 
 def test_killed_run_resumes_to_the_same_student(tmp_path):
@@ -124,8 +124,12 @@ def test_seed_determines_each_new_student(tmp_path):
 
 def test_folder_of_another_run_is_refused(tmp_path):
     run(tmp_path, lambda *_: None, rounds=1)
-    refuses("with another per_class.*another `folder`", run, tmp_path, rounds=1, per_class=3)
-    refuses("with another kind", run, tmp_path, rounds=1, kind="hard")
-    refuses("with another sha256", run, tmp_path, rounds=1, teacher=linear())
+    refuses("differs in per_class.*another `folder`", run, tmp_path, rounds=1, per_class=3)
+    refuses("differs in kind", run, tmp_path, rounds=1, kind="hard")
+    refuses("differs in sha256", run, tmp_path, rounds=1, teacher=linear())
+    refuses("differs in seed", run, tmp_path, rounds=1, seed=1)
+    run(tmp_path / "batches", lambda *_: None, rounds=1, images=[UNLABELLED])
+    for folder, images in (("", UNLABELLED + 1), ("", UNLABELLED[:9]), ("batches", [UNLABELLED + 1])):
+        refuses("differs in .*images", run, tmp_path / folder, rounds=1, images=images)
     (tmp_path / "round_1" / "pseudo_labels.npz").write_bytes(b"")
     refuses("Cannot read the pseudo labels", run, tmp_path, rounds=1)
