@@ -58,7 +58,9 @@ def check_size(model, images, name):
 
 def _variables(model):
     optimizer = getattr(model, "optimizer", None)
-    return [*model.variables, *model.metrics_variables, *([] if optimizer is None else optimizer.variables)]
+    # A wrapper may have variables that `variables` does not contain, for example the copies of a teacher's weights.
+    variables = [*model.variables, *model.non_trainable_variables, *model.metrics_variables]
+    return [*variables, *([] if optimizer is None else optimizer.variables)]
 
 
 def _is_empty(variable):
