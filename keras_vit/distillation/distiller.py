@@ -12,8 +12,9 @@ from keras_vit.config import find_normalization
 from keras_vit.distillation.losses import HardDistillation, SoftDistillation, weighted_loss
 from keras_vit.models.backbone import HEADS
 from keras_vit.models.family import cut_from
+from keras_vit.models.graph import activation_behind, is_graph, producing_call
 from keras_vit.models.wrapper import TrainingWrapper
-from keras_vit.prediction.classes import fitting_class_names, output_activation
+from keras_vit.prediction.classes import fitting_class_names, output_activation, postprocess_kind
 from keras_vit.prediction.inputs import real_array
 from keras_vit.prediction.preprocessing import require_normalization
 
@@ -52,9 +53,12 @@ class FrozenTeacher:
         outputs = getattr(teacher, "outputs", None) or ()
         if len(outputs) > 1:
             raise ValueError(f"Expected `teacher` to have one output. Received: {len(outputs)} of {teacher.name!r}")
-        if from_logits and outputs and output_activation(teacher) is None:
-            why = f"since {teacher.name!r} ends in a softmax or sigmoid"
-            raise ValueError(f"Expected `teacher_from_logits=False`, {why}. Received: {from_logits!r}")
+        if outputs and postprocess_kind(teacher) != "classify":
+            raise arguments.invalid("teacher", "a classifier of classes that exclude each other", teacher.name)
+        ending = activation_behind(outputs[0], ("softmax", "sigmoid", "linear")) if outputs else None
+        if ending is not None and from_logits != (ending == "linear"):
+            why = f"since {teacher.name!r} returns {'probabilities' if from_logits else 'logits'}"
+            raise ValueError(f"Expected `teacher_from_logits={not from_logits}`, {why}. Received: {from_logits!r}")
         self.input_shape = _input_shape(teacher)
         self._preprocessing = preprocessing or self._default_preprocessing(student)
         # Pass `training` only if the teacher's `call` has this argument.
@@ -287,26 +291,31 @@ class Distiller(TrainingWrapper):
 
 
 def _heads(student):
-    """Returns a model that maps images to [class logits, distillation logits, mean of both].
-
-    Returns None if the student has one head.
-    """
-    if any(isinstance(layer, keras.Model) and _has_two_heads(layer) for layer in student.layers):
+    """Returns a model that maps images to [class logits, distillation logits, mean of both]; None for one head."""
+    heads = _two_heads(student.outputs)
+    if not all(producing_call(x)[0] in student.layers for x in heads):
         received = f"{student}, which contains a model with two heads. Pass the nested model."
         raise ValueError(f"Expected `student` to have the two heads itself. Received: {received}")
-    distilled = _has_two_heads(student)
-    if len(student.outputs) > 1 and not distilled:
-        raise ValueError(f"Expected `student` to have one output. Received: {len(student.outputs)} outputs")
-    logits = [student.get_layer(name).output for name in HEADS] if distilled else student.outputs * 2
-    output = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(logits)
-    if output_activation(keras.Model(student.inputs, output)) is None:
-        received = f"{student.name!r}, which ends in a softmax or sigmoid. Build it with classifier_activation=None."
-        raise ValueError(f"Expected `student` to return logits. Received: {received}")
-    return cut_from(student, student.inputs, [*logits, output]) if distilled else None
+    if len(student.outputs) > 1 and not heads:
+        expected = "`student` to have one output, or two heads that return logits"
+        raise ValueError(f"Expected {expected}. Received: {len(student.outputs)} outputs")
+    output = student.outputs[0] if len(student.outputs) == 1 else keras.layers.Average(dtype="float32")(heads)
+    if output_activation(keras.Model(student.inputs, output)) != "softmax":
+        received = f"{student.name!r}. Build it with classifier_activation=None and task='single_label'."
+        expected = "`student` to return logits of two or more classes that exclude each other"
+        raise ValueError(f"Expected {expected}. Received: {received}")
+    return cut_from(student, student.inputs, [*heads, output]) if heads else None
 
 
-def _has_two_heads(model):
-    return set(HEADS) <= {layer.name for layer in model.layers}
+def _two_heads(outputs):
+    """Returns [class logits, distillation logits] if the outputs are these tensors or their mean, otherwise []."""
+    operation, _, inputs, _ = producing_call(outputs[0])
+    if is_graph(operation):
+        return _two_heads(operation.outputs)
+    if len(outputs) == 1 and inputs and not operation.weights:
+        return _two_heads(inputs)
+    found = {producing_call(x)[0].name: x for x in outputs}
+    return [found[name] for name in HEADS] if found.keys() == set(HEADS) else []
 
 
 def _output(y_pred):

@@ -20,7 +20,7 @@ def hard_distillation(teacher_logits, logits):
 
     Reference: [arXiv 2012.12877](https://arxiv.org/abs/2012.12877), equation 3.
     """
-    teacher_logits, logits = _as_logits("teacher_logits", teacher_logits), _as_logits("logits", logits)
+    teacher_logits, logits = _as_logits(teacher_logits, logits)
     # Multiply with one-hot labels, because gathering by index is slow in XLA.
     labels = ops.one_hot(ops.argmax(teacher_logits, axis=-1), logits.shape[-1], dtype="float32")
     return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
@@ -43,7 +43,7 @@ def soft_distillation(teacher_logits, logits, temperature: float = 3.0):
     paper, the result is divided by the number of classes.
     """
     arguments.positive_number("temperature", temperature)
-    teacher_logits, logits = _as_logits("teacher_logits", teacher_logits), _as_logits("logits", logits)
+    teacher_logits, logits = _as_logits(teacher_logits, logits)
     teacher_log = ops.log_softmax(teacher_logits / temperature, axis=-1)
     student_log = ops.log_softmax(logits / temperature, axis=-1)
     divergence = ops.sum(ops.exp(teacher_log) * (teacher_log - student_log), axis=-1)
@@ -106,9 +106,11 @@ class SoftDistillation(keras.losses.Loss):
         return {**super().get_config(), "temperature": self.temperature}
 
 
-def _as_logits(name, x):
+def _as_logits(teacher_logits, logits):
     # Do not check the values of tensors, because symbolic tensors have no values.
-    x = x if ops.is_tensor(x) else real_array(name, x)
-    if len(x.shape) != 2:
-        raise arguments.invalid(name, "logits of shape (batch, num_classes)", tuple(x.shape))
-    return ops.cast(ops.convert_to_tensor(x), "float32")
+    given = {"teacher_logits": teacher_logits, "logits": logits}
+    given = {name: x if ops.is_tensor(x) else real_array(name, x) for name, x in given.items()}
+    for name, x in given.items():
+        if len(x.shape) != 2 or tuple(x.shape[1:]) != tuple(given["logits"].shape[1:]):
+            raise arguments.invalid(name, "logits of shape (batch, num_classes), of equal classes", tuple(x.shape))
+    return [ops.cast(ops.convert_to_tensor(x), "float32") for x in given.values()]

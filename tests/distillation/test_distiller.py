@@ -141,6 +141,32 @@ def test_student_with_custom_call():
     assert step(distiller)["class_loss"] == pytest.approx(np.log(5))
 
 
+def test_heads_are_found_by_the_outputs():
+    images = keras.Input((6, 6, 3))
+    hidden = keras.layers.Dense(5, name="head_dist")(keras.layers.Flatten()(images))
+    misnamed = keras.Model(images, keras.layers.Dense(5, name="head")(hidden))
+    for student in (misnamed, keras.Sequential([images, deit(), keras.layers.Dense(5)])):
+        assert set(step(compiled(student))) == {"loss", "class_loss", "distillation_loss"}
+    nested = keras.Sequential([images, keras.Sequential([images, deit()])])
+    refuses("Pass the nested model", Distiller, nested, conv_teacher())
+
+
+@pytest.mark.backends("jax")
+def test_teacher_remains_after_an_error_in_the_first_step():
+    def convert(images):
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return images
+
+    teacher, calls = conv_teacher(), [1]
+    distiller = compiled(linear_student(), teacher, teacher_preprocessing=convert)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        distiller.fit(IMAGES, LABELS, verbose=0)
+    calls.clear()
+    expected = float(HardDistillation()(teacher(IMAGES), distiller.student(IMAGES)))
+    assert step(distiller)["distillation_loss"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_student_that_returns_both_heads():
     student = deit(return_both_heads=True)
     distiller = compiled(student, metrics=["accuracy"])
@@ -252,13 +278,16 @@ def test_bad_arguments():
     refuses("the student's 5 classes. Received: 7", Distiller, student, conv_teacher(num_classes=7))
     named = [tiny.build(class_names=list(names)) for names in ("abcde", "edcba")]
     refuses("`teacher`. Expected `student`'s classes in the same order, .'a'.*Received: .'e'", Distiller, *named)
-    inputs = keras.Input((6, 6, 3))
+    inputs, both = keras.Input((6, 6, 3)), deit(return_both_heads=True)
     for wrong, message in (
         (linear_student(activation="softmax"), "`student` to return logits"),
         (deit(classifier_activation="softmax"), "`student` to return logits"),
+        (linear_student(num_classes=1), "logits of two or more classes that exclude each other"),
+        (deit(task="multi_label"), "logits of two or more classes that exclude each other"),
+        (keras.Model(both.input, [keras.layers.Softmax()(x) for x in both.output]), "two heads that return logits"),
         (keras.Sequential([inputs, deit()]), "Pass the nested model"),
         (keras.Sequential([keras.layers.Dense(5)]), "`student`. Expected a functional or sequential"),
-        (keras.Model(inputs, [student(inputs), student(inputs)]), "`student` to have one output. Received: 2"),
+        (keras.Model(inputs, [student(inputs), student(inputs)]), "`student` to have one output.*Received: 2"),
     ):
         refuses(message, Distiller, wrong, teacher)
     refuses("save its `plain_model`", Distiller(student, teacher).get_config, error=NotImplementedError)

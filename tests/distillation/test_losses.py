@@ -43,6 +43,11 @@ def test_losses_reload_from_config():
         assert float(again(TEACHER, STUDENT)) == float(loss(TEACHER, STUDENT))
 
 
+def test_teacher_with_other_classes_is_refused():
+    for function in FUNCTIONS:
+        refuses(r"`teacher_logits`.*equal classes. Received: \(6, 1\)", function, TEACHER[:, :1], STUDENT)
+
+
 def test_bad_temperature():
     for temperature in (0, -1.0, float("nan"), "hot"):
         refuses("`temperature`.*Expected.*Received", losses.SoftDistillation, temperature)

@@ -104,5 +104,9 @@ def test_unsuitable_teachers():
         (conv_teacher((6, 6, 4)), "Expected `teacher_preprocessing`.*3 channels.*4"),
         (vit(distillation_token=True, return_both_heads=True), "`teacher` to have one output. Received: 2"),
         ("BiT", "`teacher`. Expected a built keras.Model"),
+        (vit(task="multi_label"), "`teacher`.*classes that exclude each other"),
+        (vit(task="regression"), "`teacher`.*classes that exclude each other"),
     ):
         refuses(message, FrozenTeacher, teacher, linear_student())
+    message = "Expected `teacher_from_logits=True`.*returns logits"
+    refuses(message, FrozenTeacher, conv_teacher(), linear_student(), from_logits=False)
