@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vit import arguments
 from keras_vit.data.augment import augmentation
-from keras_vit.data.pipelines import kind_of_batch_labels, pipeline
+from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, logger, tf
 from keras_vit.files import describe_path, replacing
 from keras_vit.images.files import read_pixels
@@ -102,17 +102,26 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     def part(for_validation):
         paths, labels = zip(*(files[i] for i in np.flatnonzero(held == for_validation)), strict=True)
         source = file_source(paths, labels, "int" if labelled else None, names, len(names))
-        given = {"training": not for_validation, **options}
-        if for_validation and "training" not in options:
-            kind = kind_of_batch_labels(source, given.get("labels"), augmentation(given.get("augment")))
-            given = {name: value for name, value in given.items() if name not in TRAINING} | {"labels": kind or "none"}
-            if isinstance(given.get("cache"), (str, os.PathLike)):
-                given["cache"] = f"{os.fspath(given['cache'])}-validation"
+        given = validation_options(options) if for_validation else options
+        if for_validation and isinstance(given.get("cache"), (str, os.PathLike)):
+            given["cache"] = f"{os.fspath(given['cache'])}-validation"
         data = pipeline(source, seed=seed, **given)
         data.file_paths, data.file_labels = list(paths), list(labels) if labelled else None
         return data
 
     return (part(False), part(True)) if subset == "both" else part(subset == "validation")
+
+
+def validation_options(options):
+    """Returns the options for validation images. If `options` contains `training`, all options apply to these images.
+
+    If `augment` mixes or smooths labels, the validation images have one-hot labels too.
+    """
+    if "training" in options:
+        return options
+    labels = options.get("labels") or ("one_hot" if augmentation(options.get("augment")).mixes else None)
+    kept = {name: value for name, value in options.items() if name not in TRAINING}
+    return {**kept, "labels": labels, "training": False}
 
 
 def folders_in(path):

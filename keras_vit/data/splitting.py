@@ -5,7 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, folders_in, from_directory, held_out, read_folder
+from keras_vit.data.folder import (
+    TEST_FOLDERS,
+    TRAIN_FOLDERS,
+    folders_in,
+    from_directory,
+    held_out,
+    read_folder,
+    validation_options,
+)
 from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
 from keras_vit.data.tfds import load
@@ -75,7 +83,8 @@ def splits(
 ) -> "Callable[..., tf.data.Dataset]":
     """Returns a function `make(part, **options)` that makes the dataset of a part, "train" or "test".
 
-    The options are arguments of `keras_vit.data.pipeline`.
+    The options are arguments of `keras_vit.data.pipeline`. Unless you pass `training`, test images are resized as in
+    evaluation and keep their order, like the validation images of `from_directory`.
 
     Args:
         data: The path of a folder with one subfolder of images per class; the path of a folder whose subfolders `train`
@@ -123,7 +132,8 @@ def splits(
 
     def make(part, **options):
         try:
-            return load(str(data), {"train": train_split, "test": test_split}[part], data_dir=data_dir, **options)
+            split = {"train": train_split, "test": test_split}[part]
+            return load(str(data), split, data_dir=data_dir, **{"training": part == "train", **options})
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"There is no folder {str(data)!r}. As the name of a TFDS dataset: {error}"
@@ -133,7 +143,11 @@ def splits(
 
 
 def _checked(make):
-    return lambda part, **options: make(arguments.choice("part", part, ("train", "test")), **options)
+    def checked(part, **options):
+        is_test = arguments.choice("part", part, ("train", "test")) == "test"
+        return make(part, **(validation_options(options) if is_test else options))
+
+    return checked
 
 
 def _splits_from_folder(path, holdout):

@@ -1,3 +1,5 @@
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -31,6 +33,22 @@ def test_splits_of_train_and_val_folders(tmp_path):
     make = data.splits(tmp_path, holdout=0.5)
     assert values(make("train", training=True, **OPTIONS)) == [10.0] * 6
     assert values(make("test", training=False, **OPTIONS)) == [20.0] * 4
+
+
+@pytest.mark.parametrize("kind", ["two folders", "one folder", "table"])
+def test_test_images_are_not_augmented_by_default(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    for part, name, i in itertools.product(("train", "val"), ("cat", "dog"), range(4)):
+        (tmp_path / part / name).mkdir(parents=True, exist_ok=True)
+        keras.utils.save_img(tmp_path / part / name / f"{i}.png", rng.uniform(0, 255, (8, 8, 3)), scale=False)
+    rows = [f"val/{name}/{i}.png,{name}" for name in ("cat", "dog") for i in range(4)]
+    (tmp_path / "a.csv").write_text("\n".join(["path,label", *rows]))
+    make = data.splits(tmp_path / {"two folders": "", "one folder": "val", "table": "a.csv"}[kind], holdout=0.5)
+    images, labels = next(iter(make("test", augment="strong1", crop="pretrain", repeat=True, **OPTIONS)))
+    plain, classes = next(iter(make("test", training=False, labels="one_hot", **OPTIONS)))
+    np.testing.assert_array_equal(images, plain)
+    np.testing.assert_array_equal(labels, classes)
+    assert not np.array_equal(next(iter(make("test", training=True, **OPTIONS)))[0], plain)
 
 
 def test_splits_of_class_folders_depend_on_seed(tmp_path):
