@@ -162,8 +162,8 @@ function = functools.partial(instance, kinds=Callable, expected="a function")
 
 
 def several(name, value):
-    """Returns the values of a sequence or iterator as a list; raises if it is a string or not iterable."""
-    if isinstance(value, (str, bytes)) or not np.iterable(value):
+    """Returns the values of a sequence or iterator as a list; raises for a string, set, dict or no iterable."""
+    if isinstance(value, (str, bytes, set, frozenset, dict)) or not np.iterable(value):
         raise invalid(name, "a sequence of values", value)
     return list(value)
 
@@ -260,7 +260,8 @@ def class_names(names, num_classes):
     """
     if names is None:
         return None
-    is_list = np.iterable(names) and not isinstance(names, str)
+    # The order of a set differs between processes, and the values of a dict may be in another order than its keys.
+    is_list = np.iterable(names) and not isinstance(names, (str, set, frozenset, dict))
     listed = tuple(names) if is_list else ()
     # Names may be equal: two classes of ImageNet have the same name.
     named = all(isinstance(name, str) and name for name in listed)

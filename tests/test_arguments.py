@@ -19,7 +19,7 @@ WRONG = [
     (arguments.fraction, (0, 1, *NOT_NUMBERS), r"a number in \(0, 1\)."),
     (arguments.non_negative_number, (-1, *NOT_NUMBERS), "a number of at least 0."),
     (arguments.boolean, (0, "yes", None, np.array(True)), "a bool."),
-    (arguments.several, ("ab", b"ab", 5, None), "a sequence of values."),
+    (arguments.several, ("ab", b"ab", 5, None, {"a"}, {"a": 1}), "a sequence of values."),
     (arguments.path, (5, None, ["a"]), "a path."),
     (arguments.number, NOT_NUMBERS, "a finite number."),
     (arguments.positive_number, NOT_NUMBERS, "a finite number."),

@@ -190,10 +190,9 @@ def weights(cells, lines):
 def _lookup(values, class_names, num_classes):
     """Returns (function from a label to its class index or None, class names, number of classes)."""
     if class_names is not None:
-        if isinstance(class_names, str) or not np.iterable(class_names):
-            raise ValueError(f"Expected `class_names` to be a sequence of names. Received: {class_names!r}")
+        class_names = arguments.several("class_names", class_names)
         index = {str(name): i for i, name in enumerate(class_names)}
-        if num_classes not in (None, len(index)) or len(index) != len(list(class_names)):
+        if num_classes not in (None, len(index)) or len(index) != len(class_names):
             count = "" if num_classes is None else f"{num_classes} "
             raise ValueError(f"Expected {count}`class_names`, each only once. Received: {class_names}")
 
@@ -217,6 +216,11 @@ def _lookup(values, class_names, num_classes):
             "regression targets, or `class_names` if these numbers are names of classes."
         )
     index = {name: i for i, name in enumerate(sorted({str(v) for v in values}))}
+    if spaced := [(name, name.strip()) for name in index if name != name.strip() and name.strip() in index]:
+        raise ValueError(
+            f"Expected labels that differ in more than spaces. Received: {spaced[0]}. Remove the spaces, add them to "
+            "`label_separator`, or pass `class_names` if both are classes."
+        )
     return (lambda v: index.get(str(v))), tuple(index), len(index)
 
 
