@@ -66,6 +66,9 @@ class Epochs:
         record fill the last batch. The index of each copy is -1 - (index of the last image).
         """
         data = self._records
+        if self._repeats > 1 and (self._shuffle_buffer or 1) < self._num_images:
+            # Without this selection, `take` would return images from the beginning of the records in each epoch.
+            data = data.shard(self._repeats, epoch % self._repeats)
         if self._shuffle_buffer is not None:
             # Remove the user's global TensorFlow seed, which would change the order.
             tf.compat.v1.get_default_graph().seed = None

@@ -7,7 +7,7 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_vit import Preprocessing
-from keras_vit.data import Policy, from_dataframe, from_directory
+from keras_vit.data import Policy, Source, from_dataframe, from_directory, pipeline
 from keras_vit.data.pipelines import input_options
 from tests import tiny
 from tests.data.images import batches, equal, write_classes
@@ -230,6 +230,15 @@ def test_repeats_give_different_copies_of_an_image(folder):
             assert np.ptp(copies.mean((1, 2, 3))) < 4
             assert len(set(these[i : i + 3].tolist())) == 1
     assert len(labels) == data.num_images == 24
+
+
+@pytest.mark.parametrize("shuffle", [False, 5])
+def test_epochs_of_repeats_read_all_images_in_turn(shuffle):
+    png = tf.io.encode_png(np.zeros((8, 8, 3), "uint8"))
+    records = tf.data.Dataset.range(31).map(lambda i: {"name": tf.strings.as_string(i), "image": png, "label": i})
+    data = pipeline(Source(records, 31, False, "int", (), 31), image_size=8, augment=Policy(repeats=3), shuffle=shuffle)
+    found = [{int(label) for _, labels in batches(data) for label in labels} for _ in range(3)]
+    assert [len(epoch) for epoch in found] == [10] * 3 and len(set().union(*found)) == 30
 
 
 def test_one_hot_labels_and_static_shapes(folder):
