@@ -45,8 +45,8 @@ def from_directory(
             image per class. None uses all images.
         subset: "training", "validation" or "both" (returns two datasets). Validation images are resized as in
             evaluation and keep their order, whatever `augment`, `crop`, `flip`, `shuffle` and `repeat` are. Their
-            labels have the same kind as the labels of the training images. A path of `cache` gets the ending
-            "-validation". If you pass `training`, all options apply to both subsets without change.
+            labels have the same kind as the labels of the training images. If you pass `training`, all options apply to
+            both subsets without change.
         seed: Integer of at least 0, for the split, the order and the augmentation.
         **options: Other arguments of `keras_vit.data.pipeline`. Its documentation also describes the dataset that is
             returned. This dataset has two more attributes: the lists `file_paths` and `file_labels`, sorted by label
@@ -103,8 +103,6 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
         paths, labels = zip(*(files[i] for i in np.flatnonzero(held == for_validation)), strict=True)
         source = file_source(paths, labels, "int" if labelled else None, names, len(names))
         given = validation_options(options) if for_validation else options
-        if for_validation and isinstance(given.get("cache"), (str, os.PathLike)):
-            given["cache"] = f"{os.fspath(given['cache'])}-validation"
         data = pipeline(source, seed=seed, **given)
         data.file_paths, data.file_labels = list(paths), list(labels) if labelled else None
         return data

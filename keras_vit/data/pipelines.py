@@ -180,7 +180,9 @@ def pipeline(
         repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. A batch may then have images
             of two epochs.
         cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
-            files on disk, and each process needs a different path. To decode faster, see `resize_folder`.
+            files on disk, and each process needs a different path. The names of these files contain a hash of the
+            paths and labels of the images; delete the files if images have changed. To decode faster, see
+            `resize_folder`.
         drop_remainder: Bool, drop an epoch's last batch if it is not full; None: False.
         pad_remainder: Bool, fill an epoch's last batch with rows of weight 0; the result is (images, labels, weights).
         num_shards, shard_index: Integers, the number of processes that share each batch, and the index of this process.
@@ -250,7 +252,8 @@ def pipeline(
         records, files, num_images = source.records, source.files, source.num_images
         if cache:
             records = records.map(lambda record: read(record, files), parallel) if files else records
-            records = records.cache("" if cache is True else str(cache))
+            # TensorFlow would read the files of another source without an error.
+            records = records.cache("" if cache is True else f"{os.fspath(cache)}-{source.fingerprint()}")
             files = False
         # If the records are paths, or files that are cached in memory anyway, the shuffle buffer can hold all of them.
         buffer = num_images if files or cache is True else min(num_images, shuffle_buffer)

@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -66,6 +67,16 @@ class Source:
         if not names and self.labels in ("int", "soft", "multi_hot"):
             names = [str(i) for i in range(self.num_classes)]
         object.__setattr__(self, "class_names", tuple(names))
+
+    def fingerprint(self):
+        """Returns a hash of the names, labels and weights of the records, or of the first 100 if they are images."""
+        digest = hashlib.sha256(repr((self.num_images, self.labels, self.class_names)).encode())
+        records = self.records if self.files else self.records.take(100)
+        records = records.map(lambda record: {key: value for key, value in record.items() if key != "image"})
+        for batch in records.batch(10_000).as_numpy_iterator():
+            for values in batch.values():
+                digest.update(repr(values.tolist()).encode())
+        return digest.hexdigest()[:16]
 
 
 def file_source(files, labels, kind, class_names, num_classes, weights=None):

@@ -258,10 +258,11 @@ def test_autotune_is_disabled(folder):
     assert make(folder).prefetch(1).options().autotune.enabled is False
 
 
-def test_cache_on_disk_gives_same_batches(folder, tmp_path):
-    options = {"cache": tmp_path / "cache", "training": False}
-    first = batches(make(folder, **options))
-    assert list(tmp_path.iterdir()) and equal(first, batches(make(folder, training=False)))
+def test_cache_on_disk_gives_batches_of_its_source(folder, tmp_path):
+    # A second source must not read the images and labels in the cache of the first.
+    for options in ({"cache": tmp_path / "cache"}, {"cache": tmp_path / "cache", "class_names": ["class3", "class1"]}):
+        cached = batches(make(folder, **options))
+        assert list(tmp_path.iterdir()) and equal(cached, batches(make(folder, **{**options, "cache": True})))
 
 
 @pytest.mark.parametrize("options, message", PIPELINE_REFUSES_INVALID_ARGUMENT)
