@@ -1,4 +1,3 @@
-import contextlib
 import contextvars
 import inspect
 from collections.abc import Callable
@@ -187,9 +186,7 @@ class Distiller(TrainingWrapper):
     ):
         if not isinstance(student, keras.Model) or not getattr(student, "outputs", None):
             raise arguments.invalid("student", "a functional or sequential keras.Model with Input", student)
-        # `compile` uses the dtype policy to decide if it scales the loss, so take the student's policy. Do not cast
-        # images, because the student casts its images itself.
-        super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
+        super().__init__(student, **kwargs)
         self.kind = arguments.choice("kind", kind, ("hard", "soft"))
         self.alpha = arguments.share("alpha", alpha)
         self.temperature = arguments.positive_number("temperature", temperature)
@@ -242,30 +239,15 @@ class Distiller(TrainingWrapper):
 
     def train_step(self, *args):
         # `args` is (data,), or (state, data) on JAX.
-        with self._within("training"):
-            return super().train_step(*args)
+        return _within("training", super().train_step, args)
 
     def test_step(self, *args):
-        with self._within("evaluation"):
-            return super().test_step(*args)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _within(step):
-        """Stores the name of the running step, so that `call` returns the outputs of both heads in this step."""
-        token = _STEP.set(step)
-        try:
-            yield
-        finally:
-            _STEP.reset(token)
+        return _within("evaluation", super().test_step, args)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if _STEP.get() != "training":
             return super().compute_loss(x, y, _output(y_pred), sample_weight, training=training)
-        # In a TensorFlow strategy, gradients are summed over the replicas, so divide losses by the number of replicas.
-        strategy = getattr(self, "distribute_strategy", None)
-        replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / replicas
+        regularization = sum((ops.sum(loss) for loss in self.losses), start=0.0) / self.num_replicas
         class_loss = 0.0
         if self.alpha < 1:
             class_loss = super().compute_loss(x, y, y_pred["class"], sample_weight, training=training) - regularization
@@ -274,7 +256,7 @@ class Distiller(TrainingWrapper):
         losses = (class_loss, distillation_loss)
         for tracker, loss in zip(self._loss_trackers, losses, strict=True):
             # Weight the mean over batches by the batch size, as Keras does for `loss`.
-            tracker.update_state(loss * replicas, sample_weight=ops.shape(x)[0])
+            tracker.update_state(loss * self.num_replicas, sample_weight=ops.shape(x)[0])
         return weighted_loss(*losses, self.alpha) + regularization
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
@@ -288,6 +270,15 @@ class Distiller(TrainingWrapper):
             for tracker in self._loss_trackers:
                 results.pop(tracker.name, None)
         return results
+
+
+def _within(step, function, args):
+    """Calls a function in a step of this name, so that the distiller's `call` returns the outputs of both heads."""
+    token = _STEP.set(step)
+    try:
+        return function(*args)
+    finally:
+        _STEP.reset(token)
 
 
 def _heads(student):

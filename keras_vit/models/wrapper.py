@@ -13,6 +13,10 @@ class TrainingWrapper(CheckedRuns, keras.Model):
     # A subclass sets this to True if it computes another loss than the one passed to `compile`.
     has_own_loss = False
 
+    def __init__(self, model, **kwargs):
+        # `compile` uses the dtype policy to decide if it scales the loss. The model casts its images itself.
+        super().__init__(**{"dtype": model.dtype_policy, "autocast": False, **kwargs})
+
     @property
     def plain_model(self) -> keras.Model:
         """The model that is trained."""
@@ -20,6 +24,12 @@ class TrainingWrapper(CheckedRuns, keras.Model):
 
     def checked_model(self):
         return self.plain_model
+
+    @property
+    def num_replicas(self):
+        """The number of replicas of a TensorFlow strategy, over which gradients are summed; 1 without a strategy."""
+        strategy = getattr(self, "distribute_strategy", None)
+        return 1 if strategy is None else strategy.num_replicas_in_sync
 
     def forward_passes(self):
         """Returns the models and the (object, method name) pairs that `jit_compile=True` compiles on PyTorch."""

@@ -107,8 +107,7 @@ class MaskedImageModel(TrainingWrapper):
 
     def __init__(self, backbone: keras.Model, mask_ratio: float, seed: int | None = None, **kwargs):
         encoder = Encoder(arguments.model(backbone, "backbone"))
-        # Do not cast images. If the backbone is called without this wrapper, its images are not cast either.
-        super().__init__(**{"dtype": encoder.dtype_policy, **kwargs}, autocast=False)
+        super().__init__(encoder, **kwargs)
         self.encoder = encoder
         # Track the encoder instead of the backbone, so that the optimizer does not change the backbone's head.
         self.encoder_model = encoder.model
@@ -150,11 +149,8 @@ class MaskedImageModel(TrainingWrapper):
         if getattr(self, "loss", None) is not None or sample_weight is not None:
             expected = f"{type(self).__name__} to be compiled without a loss and fitted without sample weights"
             raise ValueError(f"Expected {expected}. Received: loss={self.loss!r}, {sample_weight=}")
-        # In a TensorFlow strategy, gradients are summed over the replicas, so divide losses by the number of replicas.
-        strategy = getattr(self, "distribute_strategy", None)
-        replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         # Add the losses of the weight regularizers.
-        return sum(self.losses, self.prediction_loss(x, y_pred)) / replicas
+        return sum(self.losses, self.prediction_loss(x, y_pred)) / self.num_replicas
 
     def reconstruct(self, images, seed: int = 0) -> Reconstruction:
         """Masks random patches of images and predicts these patches.

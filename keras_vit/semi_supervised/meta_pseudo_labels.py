@@ -23,9 +23,7 @@ class MetaTeacher(keras.Model):
         super().__init__(dtype=model.dtype_policy, autocast=False)
         self.model = model
         self.label_smoothing = arguments.rate("label_smoothing", label_smoothing)
-        self.uda_weight = arguments.number("uda_weight", uda_weight)
-        if self.uda_weight < 0:
-            raise arguments.invalid("uda_weight", "a number of at least 0", uda_weight)
+        self.uda_weight = arguments.non_negative_number("uda_weight", uda_weight)
         self.uda_temperature = arguments.positive_number("uda_temperature", uda_temperature)
         self.uda_threshold = arguments.rate("uda_threshold", uda_threshold)
         self._parts = [keras.metrics.Mean(name=name) for name in ("supervised_loss", "uda_loss", "feedback")]
@@ -61,14 +59,13 @@ class MetaTeacher(keras.Model):
 def cross_entropy(labels, logits, label_smoothing=0.0):
     """Returns the cross-entropy of each image, float32 (batch,).
 
-    `labels` are classes (batch,) or probabilities (batch, num_classes). Label smoothing only applies to classes.
+    `labels` are classes (batch,) or probabilities (batch, num_classes).
     """
     logits = ops.cast(logits, "float32")
-    num_classes = logits.shape[-1]
     if len(labels.shape) == 1:
-        labels = ops.one_hot(labels, num_classes, dtype="float32")
-        labels = labels * (1 - label_smoothing) + label_smoothing / num_classes
-    return -ops.sum(labels * ops.log_softmax(logits, axis=-1), axis=-1)
+        labels = ops.one_hot(labels, logits.shape[-1], dtype="float32")
+    options = {"from_logits": True, "label_smoothing": label_smoothing}
+    return keras.losses.categorical_crossentropy(labels, logits, **options)
 
 
 # The momentum of the moving mean of the feedback, as in the official code.
@@ -159,9 +156,7 @@ class MetaPseudoLabels(TrainingWrapper):
             expected = f"a separate model with the teacher's {teacher.output_shape[-1]} classes"
             raise arguments.invalid("student", expected, student)
         arguments.same_classes("teacher", *map(fitting_class_names, (teacher, student)), "`student`")
-        # `compile` uses the dtype policy to decide if it scales the loss, so take the student's policy. Do not cast
-        # images, because the student casts its images itself.
-        super().__init__(**{"dtype": student.dtype_policy, "autocast": False, **kwargs})
+        super().__init__(student, **kwargs)
         self.uda_steps = arguments.non_negative_int("uda_steps", uda_steps)
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
         # Keep the teacher in a namespace. Keras would train it with the student's optimizer if it were an attribute.
@@ -210,9 +205,8 @@ class MetaPseudoLabels(TrainingWrapper):
         """
         if optimizer is teacher_optimizer and isinstance(optimizer, keras.optimizers.Optimizer):
             raise arguments.invalid("teacher_optimizer", "another optimizer than the student's", teacher_optimizer)
-        strategy = getattr(self, "distribute_strategy", None)
         backend = keras.backend.backend()
-        if (strategy and strategy.num_replicas_in_sync > 1) or (backend == "torch" and num_processes() > 1):
+        if self.num_replicas > 1 or (backend == "torch" and num_processes() > 1):
             raise RuntimeError(
                 f"Expected one device, or JAX (KERAS_BACKEND=jax) for several. Received: several with {backend}"
             )

@@ -54,8 +54,7 @@ class SAM(TrainingWrapper):
     """
 
     def __init__(self, model: keras.Model, rho: float = 0.05, **kwargs):
-        # `compile` uses this policy to decide if it scales the loss. The model casts its inputs itself.
-        super().__init__(**{"dtype": arguments.model(model).dtype_policy, "autocast": False, **kwargs})
+        super().__init__(arguments.model(model), **kwargs)
         self.model = model
         self.rho = arguments.positive_number("rho", rho)
         self.built = model.built
