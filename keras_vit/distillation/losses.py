@@ -111,6 +111,9 @@ def _as_logits(teacher_logits, logits):
     given = {"teacher_logits": teacher_logits, "logits": logits}
     given = {name: x if ops.is_tensor(x) else real_array(name, x) for name, x in given.items()}
     for name, x in given.items():
-        if len(x.shape) != 2 or tuple(x.shape[1:]) != tuple(given["logits"].shape[1:]):
-            raise arguments.invalid(name, "logits of shape (batch, num_classes), of equal classes", tuple(x.shape))
+        if len(x.shape) != 2:
+            raise arguments.invalid(name, "logits of shape (batch, num_classes)", tuple(x.shape))
+    shape, num_classes = tuple(given["teacher_logits"].shape), given["logits"].shape[1]
+    if shape[1] != num_classes:
+        raise arguments.invalid("teacher_logits", f"the {num_classes} classes of `logits`", shape)
     return [ops.cast(ops.convert_to_tensor(x), "float32") for x in given.values()]

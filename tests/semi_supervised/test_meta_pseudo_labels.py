@@ -208,15 +208,8 @@ def test_vit_is_trained_and_evaluated():
 
 
 def test_bad_arguments():
-    for name, value, expected in (
-        ("label_smoothing", 1.0, r"\[0, 1\)"),
-        ("uda_weight", -1, "at least 0"),
-        ("uda_temperature", 0, "above 0"),
-        ("uda_threshold", 1.0, r"\[0, 1\)"),
-        ("uda_steps", 0.5, "integer"),
-        ("baseline", 1, "a bool"),
-    ):
-        refuses(f"`{name}`.*{expected}", MetaPseudoLabels, linear(), linear(), **{name: value})
+    for name in ("label_smoothing", "uda_threshold"):
+        refuses(rf"`{name}`.*\[0, 1\)", MetaPseudoLabels, linear(), linear(), **{name: 1.0})
 
 
 def test_mismatched_models_batches_and_optimizers():

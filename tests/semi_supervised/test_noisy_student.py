@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_softmax
 
 from keras_vit import data
-from keras_vit.semi_supervised import noisy_student, pseudo_labels
+from keras_vit.semi_supervised import PseudoLabels, noisy_student, pseudo_labels
 from keras_vit.training import fit
 from tests import tiny
 from tests.distillation.models import weights
@@ -66,9 +66,32 @@ def run(folder, train=train, rounds=2, teacher=None, images=UNLABELLED, **option
     return noisy_student(teacher or linear(), students, images, train, folder, **options)
 
 
-def test_killed_run_resumes_to_the_same_student(tmp_path):
-    alone = run(tmp_path / "alone")
-    calls = []
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder of a run without an interruption, and its models from the first teacher to the last student."""
+    folder, models = tmp_path_factory.mktemp("alone"), [linear()]
+
+    def kept(student, labels, checkpoints):
+        train(student, labels, checkpoints)
+        models.append(student)
+
+    assert run(folder, kept, teacher=models[0]) is models[-1]
+    return folder, models
+
+
+def test_each_student_becomes_the_next_frozen_teacher(alone):
+    folder, models = alone
+    assert sorted(path.name for path in folder.iterdir()) == ["round_1", "round_2"]
+    for place, teacher in zip(sorted(folder.iterdir()), models[:-1], strict=True):
+        assert sorted(path.name for path in place.iterdir()) == ["checkpoints", "pseudo_labels.npz", "student.keras"]
+        labels = PseudoLabels.load(place / "pseudo_labels.npz")
+        expected = pseudo_labels(teacher, UNLABELLED, threshold=0.0, per_class=4)
+        assert expected.teacher["sha256"] == labels.teacher["sha256"]
+        np.testing.assert_allclose(labels.labels, expected.labels, atol=1e-6)
+
+
+def test_killed_run_resumes_to_the_same_student(tmp_path, alone):
+    (teacher, _, expected), calls = alone[1], []
 
     def killed(student, labels, checkpoints, at):
         calls.append(checkpoints.parent.name)
@@ -80,33 +103,15 @@ def test_killed_run_resumes_to_the_same_student(tmp_path):
         interrupted = functools.partial(killed, at=at)
         if at < 10**6:
             with pytest.raises(KeyboardInterrupt):
-                run(tmp_path / "parted", interrupted)
+                run(tmp_path, interrupted, teacher=teacher)
         else:
-            assert_close(weights(run(tmp_path / "parted", interrupted)), weights(alone))
+            assert_close(weights(run(tmp_path, interrupted, teacher=teacher)), weights(expected))
         assert calls == rounds
     # The finished run trains nothing.
     calls.clear()
-    again = run(tmp_path / "parted", interrupted)
+    again = run(tmp_path, interrupted, teacher=teacher)
     assert not calls
-    assert_close(again.get_weights(), alone.get_weights())
-
-
-def test_each_student_becomes_the_next_frozen_teacher(tmp_path):
-    teachers, before = [linear()], []
-
-    def watched(student, labels, checkpoints):
-        before.append(weights(teachers[-1]))
-        expected = pseudo_labels(teachers[-1], UNLABELLED, threshold=0.0, per_class=4)
-        assert expected.teacher["sha256"] == labels.teacher["sha256"]
-        np.testing.assert_allclose(labels.labels, expected.labels, atol=1e-6)
-        train(student, labels, checkpoints)
-        assert_close(weights(teachers[-1]), before[-1])
-        teachers.append(student)
-
-    assert run(tmp_path, watched, teacher=teachers[0]) is teachers[-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["round_1", "round_2"]
-    names = sorted(path.name for path in (tmp_path / "round_2").iterdir())
-    assert names == ["checkpoints", "pseudo_labels.npz", "student.keras"]
+    assert_close(again.get_weights(), expected.get_weights())
 
 
 def test_seed_determines_each_new_student(tmp_path):

@@ -316,7 +316,6 @@ def test_preflight_logits_are_found_by_all_images():
     refuses("from_logits=True, since", look, model, (IMAGES, LABELS[:, None] % 2), "binary_crossentropy")
 
 
-@pytest.mark.every_backend
 def test_preflight_softmax_of_another_task_is_refused():
     refuses("for one output.*The softmax of one output is always 1", look, build(num_classes=1), (IMAGES, LABELS % 2))
     several = np.tile(np.float32([1, 1, 0, 0, 0]), (10, 1))

@@ -304,6 +304,6 @@ def test_resume_full_disk_does_not_end_the_run(tmp_path, alone, capsys, monkeypa
     assert_equal(model, alone[0])
 
 
-@pytest.mark.parametrize("bad", [{"save_every": 0}, {"save_every": 1.5}, {"seed": -1}, {"seed": 0.5}, {"keep": 0}])
-def test_fit_invalid_arguments_are_refused(tmp_path, bad):
-    refuses("`(keep|save_every|seed)`", fit_small, tmp_path, small(), **bad)
+def test_fit_invalid_arguments_are_refused(tmp_path):
+    for name in ("keep", "save_every"):
+        refuses(f"`{name}`.*at least 1", fit_small, tmp_path, small(), **{name: 0})

@@ -50,8 +50,6 @@ def test_interrupted_run_resumes_and_writes_its_results(images, folder, tmp_path
     again = training.run(recipe, images, tmp_path / "run", **options)
     assert again.results["test"] == ran.results["test"] and len(again.history.history["loss"]) == 3
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == saved
-    with pytest.raises(ValueError, match="`seed`. Expected an integer of at least 0. Received: -1"):
-        training.run(recipe, images, tmp_path / "run", seed=-1)
     with pytest.raises(ValueError, match=r"a run with batch_size=4 and not 5"):
         training.run(recipe.replace({"batch_size": 5}), images, tmp_path / "run", **options)
     with pytest.raises(ValueError, match=r"a run with files=.*test_images=8 and not 4, train_images=12 and not 16"):

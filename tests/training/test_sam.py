@@ -134,8 +134,3 @@ def test_sam_loss_scaling_in_float16():
         trainer.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.3), initial_scale=8.0), "mse")
         trainer.fit(X, Y, batch_size=16, verbose=0)
     assert_close(trainer.model.get_weights(), numpy_sam(*start, 0.5, 0.3), atol=5e-3)
-
-
-def test_sam_invalid_rho_is_refused():
-    with pytest.raises(ValueError, match="`rho`.*above 0"):
-        SAM(linear(), rho=0)

@@ -58,7 +58,6 @@ def test_constant_schedule_stays():
     assert [float(schedule(s)) for s in (0, 5, 10, 10**6)] == [0, 0.25, 0.5, 0.5]
 
 
-@pytest.mark.every_backend
 def test_schedule_in_a_compiled_train_step():
     """With a gradient of 1, the weight moves by the sum of the learning rates."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
@@ -83,11 +82,8 @@ def test_serialized_schedule_is_equal(options):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"peak": 0}, "`peak`.*above 0"),
         ({"total_steps": 0}, "`total_steps`.*at least 1"),
-        ({"warmup_steps": -1}, "`warmup_steps`.*at least 0"),
         ({"warmup_steps": 100}, "`warmup_steps`.*less than total_steps=100"),
-        ({"decay": "stair"}, "`decay`.*one of 'constant', 'linear', 'cosine', 'rsqrt'"),
         ({"decay": "constant", "end": 0.1}, "with decay='constant': none. Received: end"),
         ({"timescale": 3}, "only these options with decay='cosine': end. Received: timescale"),
         ({"end": "low"}, "`end`.*finite number"),
