@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit.layers.downsampling import MaxPooling2D
+from keras_vit.layers.downsampling import MaxPooling2D, conv, convolve, pooling
 from keras_vit.layers.padding import ZeroPadding2D
 
 
@@ -19,6 +19,29 @@ def test_zero_padding_equals_that_of_keras():
     images, options = np.ones((2, 3, 4, 2), "float32"), {"padding": ((1, 2), (0, 3)), "data_format": "channels_last"}
     ours, theirs = (kind(**options) for kind in (ZeroPadding2D, keras.layers.ZeroPadding2D))
     np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
+
+
+@pytest.mark.parametrize("side", [7, 8])
+@pytest.mark.parametrize("padding", ["same", "symmetric"])
+def test_downsampling_pads_as_tensorflow_or_pytorch(padding, side):
+    from torch.nn import functional
+
+    images = keras.random.normal((2, side, side, 3), seed=0)
+    nchw, options = images.permute(0, 3, 1, 2), {"padding": "same", "data_format": "channels_last"}
+    symmetric = padding == "symmetric"
+    for pool_type, kind in {"max2": keras.layers.MaxPooling2D, "avg2": keras.layers.AveragePooling2D}.items():
+        expected = kind(2, 2, **options)(images)
+        np.testing.assert_array_equal(pooling(pool_type, padding, "pool", "float32")(images), expected)
+    expected = functional.max_pool2d(nchw, 3, 2, 1).permute(0, 2, 3, 1)
+    expected = expected if symmetric else keras.layers.MaxPooling2D(3, 2, **options)(images)
+    np.testing.assert_array_equal(pooling("max3", padding, "pool", "float32")(images), expected)
+    for strides in (1, 2):
+        layer = conv(keras.layers.Conv2D, 3, strides, padding, filters=4)
+        outputs = convolve(layer, images).detach()
+        kernel = layer.kernel.value.detach()
+        expected = functional.conv2d(nchw, kernel.permute(3, 2, 0, 1), stride=strides, padding=1).permute(0, 2, 3, 1)
+        expected = expected if symmetric else keras.ops.conv(images, kernel, strides, "same", "channels_last").detach()
+        np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
 @pytest.mark.long
