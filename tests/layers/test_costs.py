@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.layers import MLP, MultiHeadSelfAttention, PatchEmbedding, TransformerBlock
+from keras_vit.layers import MLP, AttentionPooling, MultiHeadSelfAttention, PatchEmbedding, TransformerBlock
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.efficientnet.inverted_bottleneck import InvertedBottleneck
@@ -41,6 +41,9 @@ def test_multiply_adds_of_few_outputs_and_patches():
     attention = 3 * 5 * 12 * 12 + 2 * 2 * 5 * 12 + 2 * 12 * 12
     assert layer.multiply_adds(TOKENS) == attention + 2 * 2 * 12 * 20
     assert PatchEmbedding(12, 3).multiply_adds((None, 7, 6, 2)) == 4 * 12 * 3 * 3 * 2
+    query, keys_values = 12 * 12, 2 * 4 * 12 * 12
+    found = AttentionPooling(num_heads=3, mlp_dim=20, num_prefix_tokens=1).multiply_adds(TOKENS)
+    assert found == query + keys_values + 2 * 4 * 12 + 12 * 12 + 2 * 12 * 20
 
 
 def test_layers_without_products_have_no_multiply_adds():
