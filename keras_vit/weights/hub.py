@@ -1,6 +1,7 @@
 """Gets checkpoints by name from the Hugging Face hub and Kaggle with their clients, and uploads to Hugging Face."""
 
 import contextlib
+import fnmatch
 import glob
 import importlib
 import logging
@@ -43,7 +44,8 @@ def local_path(path):
 def upload(name, format, write, card):
     """Uploads the files that `write(path)` writes. If the repository does not exist, it is created.
 
-    If the repository has no README, the text `card(repo, folder)` becomes its README.
+    If the repository has no README, the text `card(repo, folder)` becomes its README. If `name` would read other files
+    of the repository after the upload, nothing is uploaded and a ValueError is raised.
     """
     found = _HUGGING_FACE.fullmatch(name)
     if found is None:
@@ -57,10 +59,23 @@ def upload(name, format, write, card):
         write(path)
         with _explaining(f"Cannot upload to {name!r}", repo):
             api.create_repo(repo, exist_ok=True)
-            if not api.file_exists(repo, "README.md", revision=revision):
-                Path(draft, "README.md").write_text(card(repo, Path(draft)), encoding="utf-8")
+            files = api.list_repo_files(repo, revision=revision)
+        _refuse_stale(name, files, _files_in(draft), found["inside"] or "")
+        if "README.md" not in files:
+            Path(draft, "README.md").write_text(card(repo, Path(draft)), encoding="utf-8")
+        with _explaining(f"Cannot upload to {name!r}", repo):
             message = "Upload a model of keras_vit"
             api.upload_folder(repo_id=repo, folder_path=draft, revision=revision, commit_message=message)
+
+
+def _refuse_stale(name, files, written, inside):
+    """Raises if reading `name` after the upload of the files `written` would also read older files."""
+    _, patterns = _choose(name, [*written, *(set(files) - set(written))], inside)
+    if stale := [file for file in files if file not in written and any(fnmatch.fnmatch(file, p) for p in patterns)]:
+        raise ValueError(
+            f"Expected a repository in which {name!r} reads only the uploaded files. Received: a repository that also "
+            f"contains {', '.join(stale)}, from an older upload. Delete them, or choose another repository or folder."
+        )
 
 
 def _hugging_face_path(name, repo, revision, inside):

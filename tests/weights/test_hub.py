@@ -274,6 +274,20 @@ def test_upload_keeps_card_and_takes_branch_and_file(hub, tiny):
     check_same(keras_vit.from_pretrained(f"{TINY}@dev"), tiny)
 
 
+@pytest.mark.parametrize(
+    "old, new, stale", [("timm", "npz", "model.safetensors"), ("huggingface", "timm", "preprocessor_config.json")]
+)
+def test_upload_that_would_read_older_files_is_refused(hub, old, new, stale):
+    allow = ("activation", "layer_norm_epsilon")
+    keras_vit.save_weights(build(**TEST_VIT), TINY, format=old, allow=allow)
+    before, model = hub.files("user/tiny"), randomize(build(**TEST_VIT))
+    message = f"'{TINY}' reads only the uploaded files. Received: .* contains .*{stale}, .* Delete them"
+    check_not_saved(message, model, TINY, format=new, allow=allow)
+    assert hub.files("user/tiny") == before
+    keras_vit.save_weights(model, TINY, format=old, allow=allow)
+    check_same(keras_vit.from_pretrained(TINY), model)
+
+
 def test_failed_upload_names_cause(hub, tiny):
     check_not_saved("cannot store|cannot express", build(pooling="none"), TINY, format="timm")
     assert hub.requests == []
