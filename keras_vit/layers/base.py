@@ -91,7 +91,7 @@ _PLAIN = (Layer, keras.layers.Dense, keras.layers.Dropout, keras.layers.LayerNor
 
 
 # Keras saves the config of the outer layer, but not the LoRA, quantization and freezing of its inner layers. Subclasses
-# define `dense_layers`, and call `restore_changes` at the end of `build`.
+# call `restore_changes` at the end of `build`, and define `dense_layers` if they have any.
 class CompositeLayer(Layer):
     """A layer with inner layers. Its config also contains the LoRA, quantization and frozen weights of inner layers."""
 
@@ -100,6 +100,9 @@ class CompositeLayer(Layer):
     def __init__(self, *, changes=None, **kwargs):
         super().__init__(**kwargs)
         self._changes = changes
+
+    def dense_layers(self):
+        return ()
 
     def restore_changes(self):
         """Applies the LoRA, quantization and freezing from the config to the inner layers."""
@@ -120,8 +123,7 @@ class CompositeLayer(Layer):
 
     def keep_statistics(self):
         """Freezes batch normalization layers whose weights are frozen, so that their statistics stay the same too."""
-        # On PyTorch, a Keras layer is a `torch.nn.Module`, whose inner layers are in `children()`.
-        for layer in self.children() if hasattr(self, "children") else vars(self).values():
+        for layer in keras.tree.flatten(list(vars(self).values())):
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.trainable = layer.gamma.trainable
 

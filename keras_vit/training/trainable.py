@@ -136,8 +136,9 @@ def enable_lora(
         layer.trainable = train_norms and isinstance(layer, keras.layers.LayerNormalization)
     for block in parts.blocks:
         # The residual units of a ResNet have no dense layers, so freeze them and the statistics of their norms.
-        block.trainable = isinstance(block, CompositeLayer)
-        for dense in _dense_layers([block]):
+        dense_layers = _dense_layers([block])
+        block.trainable = bool(dense_layers)
+        for dense in dense_layers:
             dense.enable_lora(rank, lora_alpha=alpha)
         for weight in block.weights if block.trainable else ():
             *_, layer_name, name = weight.path.split("/")

@@ -7,6 +7,8 @@ from keras import ops
 
 import keras_vit
 from keras_vit.layers import TransformerBlock
+from keras_vit.models.bit.bottleneck import Bottleneck
+from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
 from tests.tiny import build, randomize
 
 TOKENS = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
@@ -136,6 +138,21 @@ def test_config_contains_changes_of_a_layer(make):
     copy.build((None, 3, 12))
     assert copy.get_config() == layer.get_config()
     assert [(w.path, w.trainable) for w in copy.weights] == [(w.path, w.trainable) for w in layer.weights]
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("make", [lambda: ResNetBlock(32, 2), lambda: Bottleneck(32, 2)], ids=["ResNet", "BiT"])
+def test_partly_frozen_residual_unit_survives_a_file(make, tmp_path):
+    model = keras.Sequential([keras.Input((8, 8, 32)), make()])
+    block = model.layers[0]
+    convs, norms = (block.convs, block.norms) if hasattr(block, "convs") else ([block.conv_1], [block.norm_1])
+    convs[0].trainable = norms[0].trainable = block.conv_proj.trainable = False
+    again = saved_and_loaded(model, tmp_path / "model.keras").layers[0]
+    assert [w.trainable for w in again.weights] == [w.trainable for w in block.weights]
+    if hasattr(block, "norms"):
+        # Only the statistics of the frozen norm stay the same in training.
+        again(np.random.default_rng(0).normal(3, size=(4, 8, 8, 32)).astype("float32"), training=True)
+        assert [bool(ops.convert_to_numpy(norm.moving_mean).any()) for norm in again.norms] == [False, True]
 
 
 def test_activation_layer_survives_a_file(tmp_path):

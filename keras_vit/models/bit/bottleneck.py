@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers.base import Layer
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.models.bit.config import RESNET_EPSILONS
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
@@ -27,7 +27,7 @@ def norm_options(pre_activation, epsilons):
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class Bottleneck(Layer):
+class Bottleneck(CompositeLayer):
     """A ResNet bottleneck unit with group normalization (32 groups) and standardized convolutions.
 
     The residual branch has three convolutions: 1 x 1, 3 x 3 with the stride, and 1 x 1. If the unit changes the shape
@@ -101,6 +101,7 @@ class Bottleneck(Layer):
             shape = conv.compute_output_shape(shape)
             if not self.pre_activation:
                 norm.build(shape)
+        self.restore_changes()
 
     def call(self, images):
         if self.pre_activation:

@@ -2,7 +2,7 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.layers.base import Layer
+from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
 from keras_vit.layers.drop_path import DropPath
@@ -12,7 +12,7 @@ NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
-class ResNetBlock(Layer):
+class ResNetBlock(CompositeLayer):
     """A post-activation ResNet unit with batch normalization: two 3 x 3 convolutions, or a bottleneck.
 
     If the shape changes, a 1 x 1 convolution and a norm project the shortcut.
@@ -74,6 +74,7 @@ class ResNetBlock(Layer):
             self.conv_proj.build(images_shape)
             self.norm_proj = self._norm("norm_proj")
             self.norm_proj.build(shape)
+        self.restore_changes()
 
     def call(self, images, training=None):
         x = images
