@@ -49,8 +49,8 @@ def save_weights(
             and the epsilon.
 
     Raises:
-        ValueError: If the format is unknown or cannot hold the model's weights, or if the library that reads the format
-            would compute other outputs than the model.
+        ValueError: If the format is unknown or cannot hold the model's weights, if the library that reads the format
+            would compute other outputs than the model, or if older files of a repository would be read with it.
         OSError: If an upload fails. Denied access raises PermissionError; a missing network raises ConnectionError.
 
     Example:
