@@ -213,10 +213,9 @@ def test_preflight_batch_not_divisible_by_devices_is_refused(model):
     model.compile("sgd", SPARSE)
     keras.distribution.set_distribution(keras.distribution.DataParallel(mesh))
     try:
-        with pytest.raises(ValueError, match="batches that 4 devices can share. Received: a batch of 2 images"):
-            preflight(model, (IMAGES, LABELS), batch_size=4)
-        with pytest.raises(ValueError, match="Received: a batch of 5 images. Choose `batch_size` as a multiple of 4"):
-            preflight(model, (IMAGES, LABELS), batch_size=5)
+        for size, uneven in ((4, 2), (5, 5)):
+            message = f"batches that 4 devices can share. Received: a batch of {uneven} images.*a multiple of 4"
+            refuses(message, preflight, model, (IMAGES, LABELS), batch_size=size)
     finally:
         keras.distribution.set_distribution(None)
 
@@ -251,8 +250,10 @@ def test_classes_of_table_and_folders_are_compared_by_name(tmp_path):
     table = {"path": [f"{i}/0.png" for i in range(12)], "label": list(range(12))}
     model = build(num_classes=12)
     model.compile("sgd", SPARSE)
-    folders = from_directory(tmp_path, preprocessing=model, training=False)
-    rows = from_dataframe(table, directory=tmp_path, preprocessing=model, training=False)
+    # Reading the pipelines takes long, so pass only their class names.
+    folders, rows = (tf.data.Dataset.from_tensor_slices((np.zeros((12, 16, 16, 3)), range(12))).batch(4) for _ in "ab")
+    folders.class_names = from_directory(tmp_path, preprocessing=model, training=False).class_names
+    rows.class_names = from_dataframe(table, directory=tmp_path, preprocessing=model, training=False).class_names
     # The folder "10" comes before the folder "2".
     run = {"epochs": 1, "resume": tmp_path / "run", "verbose": 0}
     refuses("`validation_data` with the classes", preflight, model, rows, validation_data=folders)

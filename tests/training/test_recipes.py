@@ -40,11 +40,9 @@ PUBLISHED = {
 SMALL = {"hidden_dim": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
 SMALL_COATNET = {"depths": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "stem_widths": (4, 8), "head_dim": 4}
 
-
 # The other recipes differ from these only in numbers.
-STARTED = ["finetune"]
-LONG = ("deit_tiny", "pretrain_imagenet21k", "coatnet_0", "lora_flowers17", "finetune_vtab", "scratch_cifar10")
-LONG += ("scratch_fashion_mnist",)
+STARTED = ("finetune", "deit_tiny", "pretrain_imagenet21k", "coatnet_0", "lora_flowers17", "finetune_vtab")
+STARTED += ("scratch_cifar10", "scratch_fashion_mnist")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -84,7 +82,8 @@ def photos(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("recipes"), "abcd", 10, (40, 50))
 
 
-@pytest.mark.parametrize("name", STARTED + [pytest.param(name, marks=pytest.mark.long) for name in LONG])
+@pytest.mark.long
+@pytest.mark.parametrize("name", STARTED)
 def test_recipe_runs_on_a_folder_of_images(name, photos, tmp_path, caplog):
     row = RECIPES[name]
     small = SMALL if row.family == "vit" else SMALL_COATNET
