@@ -34,10 +34,9 @@ def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
 
 
 def _names(found, labels, of_timm):
-    if labels is not None and not of_timm and not isinstance(labels, dict):
-        raise _invalid(found.path, "id2label with a name for each number from 0", labels)
-    if isinstance(labels, dict):
-        if not _is_numbered(labels):
+    is_dict = isinstance(labels, dict)
+    if is_dict or (labels is not None and not of_timm):
+        if not (is_dict and _is_numbered(labels)):
             raise _invalid(found.path, "id2label with a name for each number from 0", labels)
         labels = [name for _, name in sorted(labels.items(), key=lambda item: int(item[0]))]
     if labels is None or labels == [f"LABEL_{i}" for i in range(len(labels))]:
