@@ -72,22 +72,15 @@ def _reason(load, record):
 def replace_broken(
     data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
-    """Returns a dataset of batches, in which images that cannot be decoded ("broken") are replaced or left out.
+    """Makes batches of the (index, record) in `data`. Replaces or leaves out images that cannot be decoded ("broken").
 
-    Each batch is (index of the first record, images, labels, broken). `broken` contains the indices, the names and the
-    "image" (the path or the bytes of a file) of the broken records.
+    Each batch is (index of the first record, images, labels, (indices, names and "image" of the broken records)).
+    `decode` maps (index, record) to (index, image, labels), and may fail. `prepare` changes this result, and must not
+    fail. The record `sound` replaces a batch without readable images. `shard` is (index of this process, number of
+    processes), and each process makes only its part of a batch.
 
-    Args:
-        data: Dataset of (index, record).
-        decode, prepare: Functions. `decode` maps (index, record) to (index, image, labels), and may fail. `prepare`
-            changes (index, image, labels), and must not fail.
-        sound: A record that can be decoded. It takes the place of a batch in which all images are broken.
-        batch_size, parallel: Integers, the number of records per batch and the number of threads.
-        shard: (index of this process, number of processes). This process makes only its part of each batch.
-        full: Bool. True replaces broken images by other images of the batch; False leaves them out.
-        weighted: Bool, used with `full`. If True, readable images keep their places in the batch. If `labels` is not
-            empty, its last tensor contains the weights, and images that replace broken images get the weight 0.
-        whole: Bool, drop the last batch if it has fewer than `batch_size` records.
+    With `full`, other images of the batch replace broken images. With `full` and `weighted`, readable images keep their
+    places, and replacements get the weight 0 in the last tensor of `labels`. `whole` drops a last smaller batch.
     """
     size = batch_size // shard[1]
 

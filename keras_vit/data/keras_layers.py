@@ -19,14 +19,8 @@ def mixes(layer):
 def seeded(layer, inputs):
     """Returns a function of (inputs, seed) that calls a copy of `layer`. The seed determines all random numbers.
 
-    Args:
-        layer: A layer of Keras or keras-cv. It is not changed.
-        inputs: A `tf.TensorSpec` of images (batch, height, width, channels) of 0..255, or a dict {"images": spec,
-            "labels": spec}.
-
-    Raises:
-        ValueError: If the layer fails, expects pixels in another range than 0..255, changes the shape of its inputs, or
-            uses random numbers that do not depend on the seed.
+    `inputs` is a `tf.TensorSpec` of images (batch, height, width, channels) of 0..255, or a dict {"images": spec,
+    "labels": spec}. A layer that fails, expects other pixels, changes shapes or ignores the seed raises a ValueError.
     """
     name = f"{type(layer).__module__.partition('.')[0]}'s {type(layer).__name__}"
     if type(layer) is keras.layers.AugMix:

@@ -129,8 +129,8 @@ def pipeline(
 
     Each iteration over the dataset is one epoch. The next epoch begins only after an iteration has returned its last
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
-    `num_batches=5`, an iteration ends after 5 batches, and the next iteration has new batches. After
-    `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
+    `num_batches=5` and without `repeat`, an iteration ends after 5 batches, and the next iteration has new batches.
+    After `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
     `repeat=True`, because a short epoch may be over before training uses its batches: `fit` reads a batch to build a
     model, and a `prefetch` that you add reads ahead.
 
@@ -177,8 +177,8 @@ def pipeline(
             `training`. If `cache` is True, or if the source consists of files and `cache` is False, the buffer always
             holds all images.
         seed: Integer of at least 0.
-        repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. A batch may then have images
-            of two epochs.
+        repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. Do not pass `num_batches`
+            instead, since each iteration would have the same batches. A batch may have images of two epochs.
         cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
             files on disk, and each process needs a different path. The names of these files contain a hash of the
             paths and labels of the images; delete the files if images have changed. To decode faster, see
