@@ -70,7 +70,11 @@ def upload(name, format, write, card):
 
 def _refuse_stale(name, files, written, inside):
     """Raises if reading `name` after the upload of the files `written` would also read older files."""
-    _, patterns = _choose(name, [*written, *(set(files) - set(written))], inside)
+    try:
+        _, patterns = _choose(name, [*written, *(set(files) - set(written))], inside)
+    # With several checkpoints, the reader cannot choose one.
+    except ValueError:
+        patterns = [f"{glob.escape(inside)}*{suffix}" for suffix in _FILES]
     if stale := [file for file in files if file not in written and any(fnmatch.fnmatch(file, p) for p in patterns)]:
         raise ValueError(
             f"Expected a repository in which {name!r} reads only the uploaded files. Received: a repository that also "

@@ -272,6 +272,7 @@ def test_upload_keeps_card_and_takes_branch_and_file(hub, tiny):
     assert sorted(hub.files("user/tiny", "dev")) == ["README.md", "npz/b.npz"]
     assert hub.files("user/tiny", "dev")["README.md"] == b"mine"
     check_same(keras_vit.from_pretrained(f"{TINY}@dev"), tiny)
+    check_not_saved("Received: .* contains npz/b.npz, from an older upload", tiny, f"{TINY}@dev")
 
 
 @pytest.mark.parametrize(
