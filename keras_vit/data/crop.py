@@ -93,6 +93,10 @@ class Crop:
             raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
             raise arguments.invalid("resize_size", f"at least {self.image_size}", self.resize_size)
+        if self.resize_size and self.kind != "finetune":
+            raise arguments.invalid(
+                "resize_size", f'None with the crop {self.kind!r}, or the crop "finetune"', resize_size
+            )
 
     def __call__(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         return self.resize(self.decode(encoded, seed), seed)
