@@ -111,8 +111,7 @@ def splits(
     """
     path = Path(arguments.path("data", data))
     is_table = path.suffix.lower() == ".csv"
-    if not arguments.is_number(holdout) or not 0 < holdout < 1:
-        raise ValueError(f"Expected `holdout` in (0, 1). Received: {holdout!r}")
+    arguments.fraction("holdout", holdout)
     arguments.each(arguments.path, optional=True, data_dir=data_dir, images=images)
     columns = {"path_column": path_column, "label_column": label_column, "extension": extension}
     arguments.each(arguments.text, train_split=train_split, test_split=test_split, **columns)

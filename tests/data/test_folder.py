@@ -128,9 +128,9 @@ class Count(keras.metrics.Sum):
         super().update_state(keras.ops.ones_like(y_pred[:, 0]))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_parallel_calls": 3, "cache": True, "augment": "light1"}], ids=str)
-def test_fit_replaces_and_reports_broken_images(ten_broken, caplog, options):
+def test_fit_replaces_and_reports_broken_images(ten_broken, caplog):
     folder, broken = ten_broken
+    options = {"num_parallel_calls": 3, "cache": True, "augment": "light1"}
     data = from_directory(folder, image_size=16, batch_size=16, **options)
     model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
