@@ -166,7 +166,7 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
             (logits,) = rest(feature_map)
             return ops.sum(ops.cast(logits, "float32") * weights)
 
-        feature_map = source(*entering[source])
+        feature_map = keras.Model(keras.tree.flatten(source.input), source.output)(entering[source])
         if len(feature_map.shape) != 4:
             received = f"layer {source.name!r} with output of shape {tuple(feature_map.shape)}"
             raise ValueError(f"Expected a `layer` with output (batch, rows, columns, channels). Received: {received}")

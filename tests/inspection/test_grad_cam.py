@@ -65,6 +65,16 @@ def test_grad_cam_of_inner_layer_of_nested_model():
     np.testing.assert_allclose(actual, expected, atol=0.03 * expected.max())
 
 
+def test_grad_cam_of_merge_layer():
+    inputs = keras.Input((8, 8, 3))
+    maps = keras.layers.Add(name="add")([keras.layers.Conv2D(4, size)(inputs) for size in (1, 1)])
+    head = keras.layers.Dense(3)
+    model = keras.Model(inputs, head(keras.layers.GlobalAveragePooling2D()(maps)))
+    images = images_for(model)
+    expected = np.maximum(read(maps, model, images) @ ops.convert_to_numpy(head.kernel)[:, 1], 0) / 64
+    np.testing.assert_allclose(grad_cam(model, images, 1, layer="add"), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_grad_cam_refuses_models_without_feature_map():
     vit = tiny.build()
     images = images_for(vit)
