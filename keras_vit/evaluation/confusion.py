@@ -1,5 +1,5 @@
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -50,7 +50,9 @@ def classification_report(
     >>> report["top_1"], report["per_class"], report["confusion_matrix"].tolist()
     (0.75, [1.0, 0.0], [[3, 0], [1, 0]])
     """
-    arguments.non_negative_int("num_mistakes", num_mistakes)
+    if arguments.non_negative_int("num_mistakes", num_mistakes) and isinstance(data, Iterator):
+        expected = "data that can be read twice (arrays, a list or a dataset), or num_mistakes=0"
+        raise arguments.invalid("data", expected, f"a {type(data).__name__}")
     names, activation = [name for _, name in ids_and_names(model)], prediction_activation(model)
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("model", "a classifier of two or more classes that exclude each other", model.name)

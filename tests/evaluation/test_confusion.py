@@ -37,6 +37,12 @@ def test_mistakes_come_from_batches_in_pixels():
     np.testing.assert_allclose(mistakes["images"], IMAGES[[1, 4]], atol=1e-2)
 
 
+def test_mistakes_refuse_generator_that_is_read_once(model):
+    batches = ((IMAGES[i : i + 1], np.array([i])) for i in range(3))
+    refuses("read twice.*Received: 'a generator'", classification_report, model, batches, num_mistakes=1)
+    assert classification_report(model, batches, verbose=0)["num_images"] == 3
+
+
 @pytest.mark.parametrize("options", [{"task": "multi_label"}, {"task": "regression"}, {"num_classes": 1}])
 def test_report_refuses_models_without_exclusive_classes(options):
     model = build(**{"num_classes": 3, **options})
