@@ -114,20 +114,20 @@ def _value(text):
 
 
 def _evaluate(args):
-    import keras_vit
-    from keras_vit import evaluation, inspection
+    from keras_vit import data, evaluation, inspection
     from keras_vit.evaluation.confusion import report_text
     from keras_vit.prediction.classes import ids_and_names
 
+    columns = {"path_column": args.path_column, "label_column": args.label_column, "extension": args.extension}
+    table = {name: value for name, value in {"directory": args.folder, **columns}.items() if value}
+    read = data.from_dataframe if args.data.suffix.lower() == ".csv" else data.from_directory
+    if table and read is data.from_directory:
+        expected = "--images, --path-column, --label-column and --extension only if --data is a CSV file"
+        raise ValueError(f"Expected {expected}. Received: --data {args.data}. Remove these options")
     model = _read_model(args, args.model)
-    options = {"class_names": [name for _, name in ids_and_names(model)], "preprocessing": model, "training": False}
+    common = {"class_names": [name for _, name in ids_and_names(model)], "preprocessing": model, "training": False}
     with _off_stdout():
-        if args.data.suffix.lower() == ".csv":
-            table = {"directory": args.folder, "label_column": args.label_column, "extension": args.extension}
-            data = keras_vit.data.from_dataframe(args.data, path_column=args.path_column or "path", **table, **options)
-        else:
-            data = keras_vit.data.from_directory(args.data, **options)
-        report = evaluation.classification_report(model, data, num_mistakes=args.mistakes)
+        report = evaluation.classification_report(model, read(args.data, **table, **common), num_mistakes=args.mistakes)
     _print(report_text(report))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -301,7 +301,7 @@ def build_parser():
     add = command("evaluate", _evaluate, help, examples, TABLE | MODEL).add_argument
     add("model", metavar="MODEL", help=kept)
     add("--data", required=True, type=Path, help="a folder of class folders, or a CSV file; all its images are used")
-    add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
+    add("--label-column", metavar="NAME", help="the CSV file's column of labels (default: label)")
     help = "write the confusion matrix (CSV and picture) and the worst mistakes (picture) to this folder"
     add("--out", type=Path, metavar="FOLDER", help=help)
     add("--mistakes", type=int, default=24, metavar="N", help="mistakes to show (default: 24)")

@@ -175,6 +175,12 @@ def test_evaluate_writes_confusions_and_mistakes(capsys, tmp_path):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("option", ["--images", "--path-column", "--label-column", "--extension"])
+def test_evaluate_refuses_table_option_with_folder(option, capsys, tmp_path):
+    status, _, err = run(capsys, "evaluate", tmp_path / "missing.keras", "--data", tmp_path, option, "x")
+    assert status == 1 and option in err and "only if --data is a CSV file" in err
+
+
 def test_unknown_option_gets_a_suggestion(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "--data", "photos", "--bach-size", "8"])
