@@ -26,8 +26,11 @@ def tokens_of(case, batch):
 
 
 def run_child(spec, **environment):
-    """Runs this file as a script with a JSON spec and returns its JSON; raises RuntimeError with its last line."""
-    # Inductor's cache would shorten the first call.
+    """Runs this file as a script with a JSON spec, and returns the JSON that the script prints.
+
+    If the script fails, raises RuntimeError with the last line of its output.
+    """
+    # With Inductor's cache, the first call would be shorter than that of a new user.
     environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", **environment}
     command = [sys.executable, __file__, json.dumps(spec)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

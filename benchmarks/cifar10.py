@@ -106,7 +106,12 @@ def parse_arguments():
     add = parser.add_argument
     add("--data", type=pathlib.Path, required=True, help="an .npz file, or a folder of TFDS datasets with cifar10")
     default = pathlib.Path(__file__).parent / "results" / "cifar10.json"
-    add("--out", type=pathlib.Path, default=default, help="the JSON file; the PNG lies beside it")
+    add(
+        "--out",
+        type=pathlib.Path,
+        default=default,
+        help="the JSON file of the results; the PNG is written to the same folder",
+    )
     add("--dtype", default="float32", help="the dtype policy")
     add("--seed", type=int, default=0)
     add("--workers", type=int, default=8, help="threads that augment")
@@ -116,16 +121,21 @@ def parse_arguments():
     add("--weight-decay", type=float, default=0.1)
     add("--warm-up", type=float, default=0.05, help="share of the steps")
     add("--label-smoothing", type=float, default=0.1)
-    add("--mixup", type=float, default=0.0, help="alpha; 0 mixes nothing")
+    add("--mixup", type=float, default=0.0, help="alpha of MixUp; 0 turns MixUp off")
     add("--erase", type=int, default=10, help="side of the erased square in pixels")
-    add("--scale", type=int, default=4, help="how many times as large the model sees the images")
+    add("--scale", type=int, default=4, help="factor by which the model enlarges the images")
     add("--stages", type=int, nargs="+", default=[2, 2], help="units of each ResNet stage")
     add("--width-factor", type=float, default=1.0)
     add("--hidden-dim", type=int, default=256, help="a multiple of 64")
     add("--num-layers", type=int, default=6)
     add("--drop-path", type=float, default=0.1)
     add("--curve-every", type=int, default=5, help="epochs between points of the curve")
-    add("--train-images", type=int, default=50_000, help="fewer, and the rest of the training images is tested on")
+    add(
+        "--train-images",
+        type=int,
+        default=50_000,
+        help="number of training images; if it is below 50,000, the remaining ones are the test images",
+    )
     return parser.parse_args()
 
 

@@ -2,7 +2,7 @@
 
 A convolutional teacher is trained on all 60,000 images. For each seed, a small ViT with a distillation token is trained
 on fewer images, with and without the teacher, from the same initial weights, on the same batches and with the same
-optimizer. Test accuracy is that of the mean of the heads after the last step.
+optimizer. The test accuracy is measured after the last step, with the mean of the two heads as output.
 
 Results are written after each run; with the same settings, an interrupted benchmark resumes.
 
@@ -30,7 +30,7 @@ STUDENT = {"image_size": 28, "patch_size": 4, "in_channels": 1, "num_classes": 1
 STUDENT |= {"hidden_dim": 64, "num_layers": 4, "num_heads": 4, "mlp_dim": 128}
 KINDS = ("without", "with")
 BATCH = 128
-# Not settings: runs may resume with other values.
+# These arguments are not settings of a run, so a run may resume with other values.
 PLACES = ("data_dir", "out", "teacher", "seeds")
 
 
@@ -162,7 +162,12 @@ def draw(out, content):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data-dir", required=True, help="a folder of TFDS datasets, or an .npz file")
-    parser.add_argument("--teacher", type=pathlib.Path, required=True, help=".keras file, made where it is missing")
+    parser.add_argument(
+        "--teacher",
+        type=pathlib.Path,
+        required=True,
+        help="the .keras file of the teacher; if it does not exist, the teacher is trained and saved there",
+    )
     parser.add_argument("--teacher-images", type=int, default=60_000)
     parser.add_argument("--teacher-epochs", type=int, default=6)
     parser.add_argument("--images", type=int, default=4_000, help="labelled images of the student (default: 4000)")
@@ -178,7 +183,12 @@ def main():
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--temperature", type=float, default=3.0)
     default = pathlib.Path(__file__).parent / "results" / "distillation.json"
-    parser.add_argument("--out", type=pathlib.Path, default=default, help="the JSON; the PNG lies beside it")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=default,
+        help="the JSON file of the results; the PNG is written to the same folder",
+    )
     args = parser.parse_args()
     settings = {name: value for name, value in vars(args).items() if name not in PLACES}
     settings |= {"student": STUDENT, "batch_size": BATCH, "backend": keras.backend.backend()}

@@ -1,11 +1,11 @@
 """Compares the loss curves of a ViT-Ti/8 trained on several devices with those of one device.
 
 30 steps of AdamW on 32 x 32 pictures, cropped and flipped at random, all by `keras_vit.training.run`; the devices are
-simulated on the CPU. Each run is a process of its own (or several); finished runs are kept. A row has the largest
-relative difference of a step's loss from that of one device. The loss falls over all 30 steps, from 4.3 to 0.001; at
-ten times the learning rate it is 1e-5 after 5 steps, and a relative difference is one of rounding. With dropout,
-TensorFlow's and PyTorch's devices draw different masks: there the mean of 5 seeds is compared with the spread of those
-of one device.
+simulated on the CPU. Each run uses one or several new processes. Results of finished runs are kept. A row contains the
+largest relative difference between the loss of a step and the same loss on one device. The loss falls over all 30
+steps, from 4.3 to 0.001. At ten times the learning rate, the loss is 1e-5 after 5 steps, so a relative difference would
+only show rounding. With dropout, several devices draw other masks than one device on TensorFlow and PyTorch. In these
+cases, the mean losses of 5 seeds are compared with those on one device, relative to the spread over seeds.
 
     PYTHONPATH=. python benchmarks/distributed_curves.py                          all backends
     PYTHONPATH=. python benchmarks/distributed_curves.py --backends jax torch
@@ -30,7 +30,7 @@ from tests.distribution.killed import write_images
 RESULTS = Path(__file__).parent / "results" / "distributed_curves.json"
 RANDOM = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "drop_path_rate": 0.1}
 SEEDS = range(5)
-# How the devices of each backend are used: (name, distribution, model_devices, devices of a process, processes).
+# The splits of each backend: (name, distribution, model_devices, devices of a process, processes).
 SPLITS = {
     "jax": [
         ("data 2", "data", None, 2, 1),
@@ -119,7 +119,7 @@ def losses_of(backend, spec, processes, folder):
     codes = [process.wait() for process in started]
     if any(codes):
         raise RuntimeError((folder / f"{codes.index(next(filter(None, codes)))}.log").read_text()[-2000:])
-    # Each PyTorch process has the losses of its part of the batches.
+    # On PyTorch, each process only writes the losses of its part of each batch.
     return np.mean([json.loads(Path(folder, f"{i}.json").read_text()) for i in range(processes)], axis=0).tolist()
 
 
@@ -128,10 +128,10 @@ def difference(losses, expected):
 
 
 def row_of(backend, kind, name, runs, ones):
-    """Returns the row of a split, given the losses for each seed, and those on one device."""
+    """Returns the row of a split. The arguments are its losses for each seed, and the losses on one device."""
     row = {"backend": backend, "kind": kind, "split": name, "difference": difference(runs[0], ones[0])}
     if len(runs) > 1:
-        # In standard deviations of a seed, the largest of all steps, and the mean over the steps.
+        # The distance between the mean losses at each step, in standard deviations over the seeds.
         away = np.abs(np.mean(runs, 0) - np.mean(ones, 0)) / np.std(ones, 0, ddof=1)
         row |= {"seeds": len(runs), "largest deviation": float(away.max()), "mean deviation": float(away.mean())}
     return row

@@ -1,7 +1,7 @@
 """Exports a model to every format, from every backend, in every precision, and compares the outputs with the model's.
 
 Each cell of the table is one call of keras_vit.export. Results go to results/export_<backend>.json after each cell, so
-an interrupted run resumes. --table prints them as Markdown, as the documentation shows them.
+an interrupted run resumes. --table prints the results as the Markdown table of the documentation.
 
     python benchmarks/export.py --weights ViT-B_16-224.npz --images ViT-B_16-224.reference.npz
     python benchmarks/export.py --table
@@ -31,7 +31,7 @@ PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "onnx", "on
 PACKAGES += ("ai-edge-litert", "numpy")
 RESULTS = pathlib.Path(__file__).parent / "results"
 ONLY_FLOAT32 = "its weights are stored as TensorFlow computes with them"
-# Reasons in the table, by the start of the message.
+# {start of an error message: the reason that the table shows}.
 SHORT_REASONS = {
     ONLY_FLOAT32: "A SavedModel's weights are stored as TensorFlow computes with them.",
     "Invalid value received for argument `precision`. Expected, for .tflite files": (
@@ -58,7 +58,7 @@ def versions():
 
 
 def load(args):
-    """Returns the model, images as it takes them, and labels."""
+    """Returns the model, the preprocessed images, and the labels."""
     import keras
     import numpy as np
 
@@ -192,8 +192,8 @@ def parse_arguments():
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=tuple(FORMATS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument("--again", action="store_true", help="forget the results that are there")
-    parser.add_argument("--table", action="store_true", help="only print the table of the results that are there")
+    parser.add_argument("--again", action="store_true", help="delete the results of earlier runs first")
+    parser.add_argument("--table", action="store_true", help="only print the table of the results of earlier runs")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the JSON files")
     args = parser.parse_args()
     if (args.weights is None) != (args.images is None):

@@ -1,11 +1,11 @@
-"""Trains a small model of each family on CIFAR-10, at a like number of multiply-adds: accuracy, size and speed.
+"""Trains a small model of each family on CIFAR-10, with similar multiply-adds, and measures accuracy and speed.
 
-Each model sees the same 50,000 training images as often, flipped, shifted and partly erased (as in cifar10.py), with
-the same optimizer and schedule. Nothing was tuned for one family. The convolutional ones see the images twice as large,
-since their stems halve each side twice. The test images are used once, after the last epoch. An interrupted run goes on
-with the models that are not finished.
+Each model is trained for the same number of epochs on the same 50,000 images, with the same optimizer and schedule. The
+images are flipped, shifted and partly erased, as in cifar10.py. Nothing was tuned for one family. The convolutional
+models enlarge the images to twice the size, since their stems halve each side twice. The test images are used once,
+after the last epoch. An interrupted run continues with the models that are not finished.
 
-Speed is in images a second of CPU time, which other programs on the machine change little.
+Speed is the number of images per second of CPU time. Other programs on the machine hardly change this figure.
 
     KERAS_BACKEND=torch OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/families.py --data ~/tensorflow_datasets
 """
@@ -77,7 +77,7 @@ def row_of(family, data, args):
     schedule = WarmupDecay(settings.learning_rate, total_steps=steps, warmup_steps=round(settings.warm_up * steps))
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=settings.label_smoothing)
     model.compile(AdamW(schedule, weight_decay=settings.weight_decay), loss, metrics=["accuracy"])
-    # Compiled before the clock starts.
+    # The first call compiles, so it is made before the clock starts.
     model.train_on_batch(*batches[0])
     start, cpu = time.perf_counter(), time.process_time()
     history = model.fit(batches, epochs=args.epochs, verbose=0).history

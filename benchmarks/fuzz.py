@@ -3,7 +3,7 @@
 Each case is made from the seed, its name and its number, and runs in a process with limited memory and time. Files and
 pictures must be refused by an error that names them, or read as if they were whole; a refused file must leave the model
 unchanged. The server must answer every request, and a good one within a second. Results go to results/fuzz.json; the
-exit status is 1 if one of them is not as promised.
+exit status is 1 if a result breaks one of these promises.
 
     KERAS_BACKEND=torch python benchmarks/fuzz.py --minutes 60
 
@@ -41,11 +41,11 @@ from hostile import GOOD, damaged, mutated, picture, request, rng_of, text_of
 from tests import hostile_archives
 
 ROOT = Path(__file__).parents[1]
-# Above what a process has after its start.
+# The memory that a process may use in addition to its memory after the start.
 MEMORY = 4 * 2**30
-# For one case, and for the start of a process.
+# Time limits for one case, and for the start of a process.
 CASE_SECONDS, START_SECONDS = 20, 120
-# Whether the format has a checksum over all its bytes; without one, some damage cannot be noticed.
+# {format: True if it has a checksum over all its bytes}. Without a checksum, some damage cannot be noticed.
 CHECKSUM = {
     "npz": True,
     "safetensors": True,
@@ -58,13 +58,13 @@ CHECKSUM = {
     "legacy_pth": False,
 }
 CONFIGS = ("config.json", "preprocessor_config.json", "keras", "safetensors_header")
-# As many cases of each name as the whole run has.
+# The number of cases of each name in a complete run.
 CASES = {"archives": 100, "files": 250, "configs": 50, "pictures": 200, "requests": 500, "load": 3000, "kills": 5}
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
 class Checkpoints:
-    """Nine whole checkpoints of two tiny models in a folder."""
+    """A folder with nine undamaged checkpoints of two tiny models."""
 
     def __init__(self, folder):
         import keras
@@ -106,7 +106,7 @@ class Checkpoints:
             self.save(model, path, "timm")
         elif name == "huggingface":
             self.save(model, path, "huggingface")
-            # As transformers writes it: without the checksum of this package.
+            # transformers writes this file, so it lacks the checksum of this package.
             save_file(load_file(path / "model.safetensors"), path / "model.safetensors", {"format": "pt"})
         elif name == "keras":
             model.save(path)
@@ -126,13 +126,13 @@ class Checkpoints:
 
 
 def limit_memory(process_id):
-    """Limits a process to `MEMORY` more than it has now."""
+    """Limits the memory of a process to its present memory plus `MEMORY`."""
     used = int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{process_id}/status").read_text())[1]) * 1024
     resource.prlimit(process_id, resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
 
 
 def finding(section, name, outcome, detail, case=None):
-    """Returns a row of what is not as expected."""
+    """Returns the row that describes an unexpected outcome."""
     return {"section": section, "name": name, "case": case, "outcome": outcome, "detail": detail}
 
 
@@ -181,7 +181,7 @@ class Files:
 
     @contextlib.contextmanager
     def sidecars(self, bad):
-        """Writes the hashes of the whole files beside the damaged ones."""
+        """Writes a `.sha256` file, with the hash of the undamaged file, next to each damaged file."""
         files = sorted(self.whole.iterdir()) if self.whole.is_dir() else [self.whole]
         written = []
         for file in files:
@@ -395,7 +395,7 @@ def run_requests(seed, first, count, deadline):
             while not done.is_set():
                 seconds.append(ask())
 
-        # On a busy machine, good requests are slow by themselves.
+        # On a busy machine, good requests are slow even without hostile ones.
         alone = [ask() for _ in range(120)][20:]
 
         thread = threading.Thread(target=beside)
@@ -503,7 +503,7 @@ def run_kills(backend, count, deadline):
     # Python looks for modules in ROOT, where it starts, and not in this file's folder.
     environment = {**os.environ, "KERAS_BACKEND": backend}
     command = [sys.executable, "-c", code, json.dumps([backend, count])]
-    # A session of its own, so that all its processes end with it.
+    # A new session groups all processes of the run, so that they can be killed together.
     options = {"env": environment, "cwd": ROOT, "text": True, "start_new_session": True}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     try:
@@ -524,7 +524,7 @@ def run_kills(backend, count, deadline):
 
 
 def is_failure(row):
-    """Whether a finding breaks a promise; damage that no checksum covers does not."""
+    """Returns True if a finding breaks a promise. Damage that no checksum covers breaks none."""
     without_checksum = row["section"] == "files" and not CHECKSUM[row["name"]]
     return not (row["outcome"] == "silent" and without_checksum)
 

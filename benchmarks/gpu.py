@@ -4,8 +4,9 @@ Each side is a model in a process. For each model and task, all processes of bot
 same time. They then take turns, so that a GPU that is lent for minutes is enough. Figures are medians over the steps of
 a turn, and then over turns. Peers are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers
 (eager and compiled) and keras-hub on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with
-float32 weights, without dropout. In a forward pass, all weights but those of big_vision are in bfloat16. FLOPs are 2
-per multiply-add of the forward pass and 3 times as many for a training step. Shares are relative to --peak.
+float32 weights, without dropout. In a forward pass, all weights are in bfloat16, except the weights of big_vision. A
+multiply-add of the forward pass counts as 2 FLOPs. A training step counts as 3 forward passes. Shares are relative to
+--peak.
 
     python benchmarks/gpu.py --models B/16 L/16 --budget 480
     python benchmarks/gpu.py --models Ti/16 --num-layers 1 --batch 2 --device cpu --tasks forward
@@ -73,7 +74,7 @@ class Side:
         return json.loads(line)
 
     def run(self, steps, deadline):
-        """Returns the seconds of each step."""
+        """Returns the time of each step in seconds."""
         print(steps, file=self.process.stdin, flush=True)
         return self.read(deadline)["seconds"]
 
@@ -84,7 +85,7 @@ class Side:
 
 def run_side(spec):
     """Builds a side, runs it once, then runs the steps that are requested; prints JSON lines."""
-    # Libraries print to the standard output too.
+    # Libraries also print to the standard output, which must only contain JSON lines.
     answers, sys.stdout = sys.stdout, sys.stderr
     entrant, case = Entrant(**{**spec["entrant"], "options": ()}), Case(**spec["case"])
     IMPORTS[entrant.peer]()
@@ -171,7 +172,7 @@ def main():
     parser.add_argument("--models", nargs="+", default=["B/16", "L/16"], help="VARIANT or VARIANT@SIZE")
     parser.add_argument("--backends", nargs="+", default=["torch", "jax"], choices=["torch", "jax"])
     parser.add_argument("--tasks", nargs="+", default=["forward", "train"], choices=["forward", "train"])
-    parser.add_argument("--sides", nargs="+", help="these only (default: all)")
+    parser.add_argument("--sides", nargs="+", help="run only these sides (default: all)")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="steps of a side in each turn")
     parser.add_argument("--batch", type=int, help="images per step (default: by model)")

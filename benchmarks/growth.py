@@ -63,7 +63,7 @@ def options_of(settings):
 
 
 def multiply_adds(settings, task):
-    """Returns those of a call: a training step takes three times as many as a forward pass."""
+    """Returns the multiply-adds of a call. A training step needs three times as many as a forward pass."""
     options = {"num_layers": settings["depth"], **options_of(settings)}
     model = keras_vit.ViT(VARIANT, image_size=settings["image size"], **options)
     return keras_vit.profile(model).multiply_adds * settings["batch"] * (3 if task == "train" else 1)
@@ -121,7 +121,7 @@ def draw(folder):
     )
     for row_of_axes, (task, kind) in zip(axes, kinds, strict=True):
         for ax, name in zip(row_of_axes, names, strict=True):
-            # By its tokens, in which linear growth is a line of slope 1.
+            # Plot image size as the number of tokens, so that linear growth is a line of slope 1.
             x = "tokens" if name == "image size" else name
             for number, backend in enumerate(BACKENDS):
                 own = rows_of(found.get(backend, ()), name, task)
@@ -131,7 +131,7 @@ def draw(folder):
                     # Merged tokens are fewer in each block, so that no proportion tells their memory.
                     if (name, kind) != ("token merging", "MB"):
                         ax.plot(at, expected(own, x, kind, task), ":", color=color)
-            # Merging starts at 0, which a logarithm has not.
+            # The number of merged tokens starts at 0, which a logarithmic axis cannot show.
             scale = "linear" if name == "token merging" else "log"
             ax.set(xscale=scale, yscale=scale, xlabel=f"{x}{', patches a block' * (name == 'token merging')}")
             ax.set_title(f"{task}: {'seconds' if kind == 'seconds' else 'MB above the model'}", fontsize=9)

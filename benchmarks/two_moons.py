@@ -103,7 +103,7 @@ def train(method, seed, steps, jitter):
 
 
 def main(argv=None):
-    """Trains all that is not yet in the results, and prints a table."""
+    """Trains the networks that are not in the results yet, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "results" / "two_moons.json")

@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "vt_resnet.json"
 # (millions of parameters, millions of multiply-adds), which the paper calls FLOPs.
 TABLE_2 = {"R18": (11.6, 1579), "R34": (21.8, 3299)}
 TABLE_8 = {"R18": (11.7, 1569), "R34": (19.2, 3236), "R50": (21.4, 3412), "R101": (41.5, 7129)}
-# Of table 2, less tables 5 and 7.
+# The costs in table 2 of the paper, minus the costs in tables 5 and 7.
 ABLATIONS = {
     ("R18", "transformer"): (3.1, 51),
     ("R34", "transformer"): (4.7, 77),
@@ -35,7 +35,7 @@ PARTS = ("tokenizer", "transformer", "projector")
 
 def measure(variant):
     """Returns the millions of parameters and multiply-adds of a variant, in all and by part of its VT modules."""
-    # Only shapes count.
+    # The costs depend only on shapes.
     with keras.StatelessScope(initialize_variables=False):
         model = keras_vit.VTResNet(variant)
         costs = keras_vit.profile(model)

@@ -35,7 +35,7 @@ from keras_vit.version import __version__
 
 TIMM_PATTERNS = ("vit_*", "deit*", "flexivit*", "eva02*", "resnetv2_*_bit*", "coatnet*", "coatnext*")
 TIMM_PATTERNS += ("tf_efficientnet_[bl]*", "efficientnet_b*", "efficientnet_l2")
-# Of a model and its copy.
+# For a model and its copy together.
 LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
 # Of the pixels of a picture that differ by more than a level of 256.
@@ -83,7 +83,7 @@ CLASSES = {
     **dict.fromkeys(("SiglipVisionModel", "SiglipForImageClassification", "SiglipModel"), (_SIGLIP, {})),
     "DINOv3ViTModel mlp": (_DINOV3, {}),
     "DINOv3ViTModel gated": (_DINOV3, {"use_gated_mlp": True}),
-    # All patches stay.
+    # Mask no patches.
     **dict.fromkeys(("ViTMAEModel", "ViTMAEForPreTraining"), (_MAE, {"mask_ratio": 0.0})),
     **dict.fromkeys(("IJepaModel", "IJepaForImageClassification"), (_MAE, {})),
     **dict.fromkeys(("BitModel", "BitForImageClassification"), (_BIT, {})),
@@ -163,7 +163,7 @@ def _run(module, function, images):
 
 
 def photo():
-    """Returns a picture with shapes of all sizes, which is no square."""
+    """Returns a picture that is not square, with shapes of many sizes."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -251,7 +251,7 @@ class TimmModel:
 
         arguments = dict(self.arguments)
         if "depth" in arguments:
-            # The package tells it from the depth.
+            # The package infers this setting from the depth.
             arguments["num_heads"] = next(m.num_heads for m in module.modules() if hasattr(m, "num_heads"))
         config = {"label_names": self.names(module)} if module.num_classes else None
         save_for_hf(module, folder, config, model_args=arguments or None, safe_serialization=True)
@@ -320,7 +320,7 @@ class TransformersModel:
         """Returns the class names, the task and the picture of a model."""
         kind = self.processor["image_processor_type"].removesuffix("Fast").removesuffix("ImageProcessor")
         if kind == "DINOv3ViT":
-            # Its processor needs torchvision.
+            # The image processor of this model needs torchvision.
             names = {"mean": "image_mean", "std": "image_std"}
             config = {ours: self.processor[theirs] for ours, theirs in names.items()}
             config |= {"input_size": (3, 224, 224), "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"}
@@ -367,7 +367,7 @@ class TransformersModel:
         tokens = found.last_hidden_state.numpy()
         if "IJepa" in kind:
             return {"mean of tokens": [tokens.mean(1)], "tokens": [tokens]}
-        # ViTMAE shuffles the patches.
+        # ViTMAE shuffles the patches, so only its class token is compared.
         return {"class token": [tokens[:, 0]], **({} if "MAE" in kind else {"tokens": [tokens]})}
 
     def read(self, path):
@@ -476,7 +476,7 @@ def row_of(name, shallow=False):
         except Exception as error:
             message = f"{type(error).__name__}: {_text(error, folder)}"
             return {**row, "outcome": "not made", "message": message}
-        # Never two models in memory.
+        # Keep at most one model in memory.
         del module
         found, model = load(Path(folder, "model"), images, candidates, facts)
         if found["outcome"] == "exact":
@@ -485,7 +485,7 @@ def row_of(name, shallow=False):
 
 
 def rows_of(names, shallow, seconds):
-    """Yields the row of each name, from a process of its own, since memory is not given back."""
+    """Yields the row of each name, computed in a new process, because Python does not return all memory of a model."""
     # Forked after the imports, which take longer than most models.
     import keras_vit  # noqa: F401
     from tests.peers import peer
