@@ -1,12 +1,14 @@
-"""Time and peak memory of a ViT against image size, depth, width, batch and token merging, with what theory expects.
+"""Measures how time and memory of a ViT grow with image size, depth, width, batch and merged tokens; plots theory too.
 
-Each point is a fresh child process: a forward pass and a training step (SGD, momentum) in float32, the shortest of
-three calls after the first, and the peak memory above that of the built model. The dotted lines in the plot are the
-multiply-adds of `keras_vit.profile` and, for memory, growth in proportion (none of a forward pass with depth, whose
-activations are freed). Both go through the largest point, as small ones have costs of their own.
-`memory exponent` is the slope of memory by tokens between the two largest images: 1 is linear, 2 is quadratic.
+Each point is measured in a new child process, which runs a forward pass or a training step (SGD with momentum) in
+float32. Time is the shortest of three calls after the first call. Memory is the peak memory minus the memory of the
+built model. The dotted lines in the plot show the growth that theory expects. For time, this is the growth of the
+multiply-adds of `keras_vit.profile`. For memory, it is proportional growth. Only with depth, the memory of a forward
+pass should not grow, because the activations of each block are freed. Both lines go through the largest point, since
+small points have additional costs. `memory exponent` is the slope of memory by tokens between the two largest images:
+1 means linear growth, and 2 means quadratic growth.
 
-Rows are added to results/growth_<backend>.json, and an interrupted run goes on with the points that are missing:
+Rows are added to results/growth_<backend>.json. An interrupted run continues with the missing points:
 
     for backend in tensorflow jax torch; do KERAS_BACKEND=$backend python benchmarks/growth.py; done
 """
@@ -34,7 +36,7 @@ TASKS = ("forward", "train")
 VARIANT = "S/16"
 # Each series changes one of these.
 BASE = {"image size": 224, "depth": 6, "width": 384, "batch": 4, "token merging": 0}
-# Images one at a time: at 1,024 pixels they have 4,097 tokens.
+# In the series "image size", a batch has one image, because an image of 1,024 pixels has 4,097 tokens.
 SERIES = {
     "image size": ({"batch": 1}, (224, 384, 512, 768, 1024)),
     "depth": ({}, (3, 6, 12, 24)),
@@ -128,7 +130,7 @@ def draw(folder):
                 if own:
                     color, at = f"C{number}", [row[x] for row in own]
                     ax.plot(at, [row[kind] for row in own], "o-", color=color, markersize=4, label=BACKENDS[backend])
-                    # Merged tokens are fewer in each block, so that no proportion tells their memory.
+                    # With merging, each block has fewer tokens, so the memory has no simple expected line.
                     if (name, kind) != ("token merging", "MB"):
                         ax.plot(at, expected(own, x, kind, task), ":", color=color)
             # The number of merged tokens starts at 0, which a logarithmic axis cannot show.
@@ -137,7 +139,7 @@ def draw(folder):
             ax.set_title(f"{task}: {'seconds' if kind == 'seconds' else 'MB above the model'}", fontsize=9)
             if scale == "linear":
                 ax.set_ylim(bottom=0)
-            # The points themselves: a logarithm's own ticks overlap.
+            # Put ticks only at the points, because the default logarithmic ticks overlap.
             ticks = sorted({row[x] for rows in found.values() for row in rows_of(rows, name, task)})
             ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
             ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-# For the modules of the tests.
+# Makes the modules of the tests importable.
 sys.path.append(str(Path(__file__).parents[1]))
 
 from tests.hostile_images import chunk, gif, jpeg_scans, jpeg_sequential, long_parts, png, png_text
@@ -37,7 +37,7 @@ def damaged(data, rng):
     at, length = int(rng.integers(low, high)), int(rng.integers(1, 65))
     head, block, tail = data[:at], data[at : at + length], data[at + length :]
     flipped = bytes([data[at] ^ (1 << int(rng.integers(8)))]) + block[1:]
-    # The last one has lost its end.
+    # The last kind of damage cuts off the end.
     blocks = [flipped, rng.bytes(len(block)), bytes(len(block)), b"", rng.bytes(length) + block, 2 * block, None]
     chosen = blocks[rng.integers(len(blocks))]
     return head if chosen is None else head + chosen + tail

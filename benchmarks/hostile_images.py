@@ -1,8 +1,8 @@
-"""Milliseconds for small image files that ask for much work, at each entrance, beside the largest honest pictures.
+"""Compares the times for small malicious image files with the times for the largest normal images.
 
-The entrances are `serving_bytes` of an exported model, `keras_vit.data`'s pipelines and `read_pixels`, which `classify`
-and reports use. All are limited to 25 million pixels here, the default of `serving_bytes`. A file is marked if it takes
-more than 1.25 times as long as the slowest honest picture of its format. Results go to results/hostile_images.json.
+Images are read in three ways: by `serving_bytes` of an exported model, by the pipelines of `keras_vit.data`, and by
+`read_pixels`, which `classify` and reports use. All three are limited to 25 million pixels, the default of
+`serving_bytes`. A file is marked if it takes more than 1.25 times as long as the slowest normal picture of its format. Results go to results/hostile_images.json.
 
     python -m benchmarks.hostile_images
 """
@@ -57,7 +57,7 @@ def honest():
     found["honest PNG of 16 bits, RGBA"] = tf.io.encode_png(noise, compression=1).numpy()
     passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
     parts = [noise[top::down, left::right] for top, left, down, right in passes]
-    # Each row has a byte for its filter, 0, before its pixels.
+    # In a PNG, a byte for the filter (0) comes before the pixels of each row.
     rows = [np.pad(part.astype(">u2").view("uint8").reshape(len(part), -1), ((0, 0), (1, 0))) for part in parts]
     data = hostile_images.chunk(b"IDAT", zlib.compress(b"".join(row.tobytes() for row in rows), 1))
     found["honest PNG of 16 bits, RGBA, interlaced"] = hostile_images.png(SIDE, SIDE, None, 16, 6, 1, data=data)
@@ -65,7 +65,7 @@ def honest():
 
 
 def entrances():
-    """Returns {name: function of a file's bytes to how it was answered}."""
+    """Returns {name: function that takes the bytes of a file and returns the outcome}."""
     reader = tf.function(ImageReader((224, 224), max_pixels=MAX_PIXELS), autograph=False)
     crops = {kind: Crop((224, 224), kind, max_pixels=MAX_PIXELS) for kind in ("eval", "pretrain")}
     graphs = {kind: tf.function(lambda x, c=c: c(x, (0, 1)), autograph=False) for kind, c in crops.items()}

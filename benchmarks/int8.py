@@ -1,10 +1,10 @@
-"""Speed and top-1 of a served ViT-B/16 in int8 and bfloat16, beside float32, in OpenVINO, ONNX Runtime and TensorFlow.
+"""Compares ViT-B/16 in int8 and bfloat16 with float32: speed and top-1 in OpenVINO, ONNX Runtime and TensorFlow.
 
-The pictures are random crops and flips of those of a file of reference images, of which a third calibrates and the rest
-is scored. The sides take turns. A row's ratio is its images per second divided by those of the same runtime in float32:
-the median over rounds, with an interval of at least 95% for the median. OpenVINO's float32 is pinned, since it would
-compute in bfloat16 on a processor with AMX. Agreement is the share of pictures whose top-1 class is that of the float32
-model.
+The pictures are random crops and flips of reference images. A third of the reference images is used for calibration,
+and the rest for the comparison of top-1 classes. The sides take turns. A row's ratio is its images per second divided by
+the images per second of the same runtime in float32: the median over rounds, with an interval of at least 95% for the
+median. OpenVINO is set to compute in float32, since it would use bfloat16 on a processor with AMX. Agreement is the
+share of pictures that have the same top-1 class as in the float32 model.
 
     KERAS_BACKEND=tensorflow PYTHONPATH=. python benchmarks/int8.py --weights ViT-B_16-224.npz \
         --images ViT-B_16-224.reference.npz
@@ -66,7 +66,7 @@ def keras_side(model):
 
 
 def sides_of(model, weights, calibration, folder, bfloat16):
-    """Returns {label: function of a batch}."""
+    """Returns {label: function that computes the logits of a batch}."""
     files = {name: str(folder / name) for name in ("float32.xml", "static.xml", "float32.onnx", "int8.onnx")}
     keras_vit.export.openvino(model, files["float32.xml"])
     report = keras_vit.export.openvino(model, files["static.xml"], precision="int8_static", images=calibration)

@@ -1,7 +1,7 @@
 """Time and peak memory of loading a checkpoint, compared with reading the same arrays with `np.load`.
 
-The two take turns; each round gives one ratio. Peak memory of the process includes the model's own weights and is in
-multiples of them; 1 is the minimum.
+Both ways take turns, and each round gives one ratio of their times. The peak memory of the process includes the weights
+of the model. It is divided by the size of these weights, so 1 is the minimum.
 
     KERAS_BACKEND=torch python benchmarks/loading.py ViT-B_16-224.npz
 """
@@ -50,7 +50,7 @@ def main():
     backend = keras.backend.backend()
     out = args.out or pathlib.Path(__file__).parent / "results" / f"loading_{backend}.json"
 
-    # Excludes the backend's startup.
+    # Run a small model first, so that the measured memory excludes the start of the backend.
     keras_vit.ViTTi16(num_layers=1)(np.zeros((1, 224, 224, 3), "float32"))
     trim()
     model = keras_vit.ViTB16()

@@ -1,8 +1,8 @@
 """Trains small models in low precision at a high learning rate, and looks for the first step that is not finite.
 
 A ViT and a hybrid learn scikit-learn's digits, enlarged to 32 pixels, for 200 steps with the recipes' AdamW at a
-constant learning rate of 3e-3, without warm-up or clipping: harder than any recipe. float16 uses Keras' loss scaling.
-Each backend adds its runs to the same file; an interrupted benchmark resumes:
+constant learning rate of 3e-3, without warm-up or clipping. Losses become infinite more easily than with
+any recipe. float16 uses Keras' loss scaling. Each backend adds its runs to the same file; an interrupted benchmark resumes:
 
     for backend in tensorflow jax torch; do KERAS_BACKEND=$backend python benchmarks/low_precision.py; done
 """
@@ -57,7 +57,7 @@ def train(model, state, name, policy, seed, data, test):
     start = time.perf_counter()
     for _ in range(STEPS):
         batch = rng.choice(len(data[0]), BATCH, replace=False)
-        # Otherwise the loss would be the mean of all steps so far.
+        # Without this reset, the loss would be the mean over all steps so far.
         model.reset_metrics()
         losses.append(float(model.train_on_batch(data[0][batch], data[1][batch], return_dict=True)["loss"]))
     seconds = time.perf_counter() - start

@@ -18,7 +18,7 @@ from keras_vit.files import replacing
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 # Rows with the same key are replaced.
 KEY = ("task", "model", "dtype", "batch", "options", "activation")
-# Products are repeated this long, as the first ones after another side are slower.
+# Repeat products for this time, because the first products after another side has run are slower.
 PRODUCT_SECONDS = 0.05
 
 
@@ -102,7 +102,7 @@ class MatrixProducts:
         self.products = {name: [way(lefts[shape[0]], tensor(*shape)) for way in ways] for name, shape in shapes.items()}
 
     def rate(self):
-        """Returns the FLOPs per second of the four together, each at its best."""
+        """Returns the FLOPs per second of the four products together. Each product counts with its shortest time."""
         return sum(self.flops.values()) / sum(
             min(self._seconds(product) for product in products) for products in self.products.values()
         )
@@ -120,7 +120,7 @@ class MatrixProducts:
 def _tensorflow_ways():
     import tensorflow as tf
 
-    # Hides warnings about one trace per shape.
+    # Hide TensorFlow's warnings about a new trace for each shape.
     tf.get_logger().setLevel("ERROR")
 
     def way(jit_compile):
@@ -182,7 +182,7 @@ WAYS = {"tensorflow": _tensorflow_ways, "jax": _jax_ways, "torch": _torch_ways}
 
 
 def reset_peak():
-    """Makes the peak of `memory` that from now on."""
+    """Resets the peak memory that `memory` returns."""
     pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 

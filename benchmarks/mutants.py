@@ -1,4 +1,4 @@
-"""Mutation score: how many small faults in the code the tests of its own folder find.
+"""Mutation score: the share of small faults in the code that the tests of the same folder find.
 
 Draws mutants (one operator, constant, condition or argument of the code changed) from a fixed seed. Each mutant runs
 against those tests of its folder that run its function, on each backend that has such tests, until one fails. The
@@ -85,7 +85,7 @@ def changes(node):
 
 
 def is_left_out(node):
-    """Returns True for code whose faults are no wrong results: messages, annotations, decorators."""
+    """Returns True for code that is not mutated: raised errors, f-strings, imports and assertions."""
     return isinstance(node, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert))
 
 
@@ -136,7 +136,7 @@ def draw(root, seed):
             file = path.relative_to(root).as_posix()
             candidates += [{"group": group, "folder": folder, "file": file, **row} for row in mutants_of(path)]
         rows += random.Random(f"{seed} {group}").sample(candidates, min(count, len(candidates)))
-    # Any number of the first ones is a sample of all groups.
+    # Shuffle the groups, so that the first mutants of the list are a sample of all groups.
     random.Random(seed).shuffle(rows)
     return rows
 
@@ -242,7 +242,7 @@ def serve():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        # A crash writes nothing.
+        # If the process crashed, `answer` is empty.
         print(answer.decode() or json.dumps([1, "crash" if ready else "timeout"]), file=sys.__stdout__, flush=True)
 
 

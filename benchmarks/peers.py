@@ -54,7 +54,7 @@ def our_side(entrant, case, task, weights):
         num_layers=case.num_layers,
         num_classes=NUM_CLASSES,
         activation=case.activation,
-        # Not zeros, so that outputs can be compared.
+        # With the default head, which starts at zero, all logits would be zero and could not be compared.
         head_init="glorot_uniform",
         **options,
     )
@@ -145,7 +145,7 @@ def big_vision_side(entrant, case, task, weights):
         num_classes=NUM_CLASSES,
         variant=None,
         pool_type="tok",
-        # Only matrix products, as its authors train it.
+        # Use bfloat16 only for matrix products, as big_vision's authors do in training.
         dtype_mm=entrant.compute_dtype,
         patch_size=(sizes["patch_size"],) * 2,
         width=sizes["hidden_dim"],
@@ -233,7 +233,7 @@ def flax_weights(weights, num_heads):
     encoder = {f"encoderblock_{i}": block(*arrays) for i, arrays in enumerate(blocks)}
     tree = {
         "embedding": dense(kernel, bias),
-        # big_vision adds no position to the class token.
+        # big_vision adds no position to the class token, so add our position of the class token to its embedding.
         "cls": token + positions[:, :1],
         "pos_embedding": positions[:, 1:],
         "Transformer": {**encoder, "encoder_norm": {"scale": scale, "bias": shift}},

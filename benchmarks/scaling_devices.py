@@ -38,7 +38,7 @@ LAYOUTS = (
     ("tensor", 4, 4, 40),
     ("fsdp+tensor", 256, 4, BATCH),
 )
-# Whether activations are recomputed.
+# True if activations are recomputed.
 MODELS = {"B/16": False, "L/16": True, "H/14": True, "G/14": True}
 ENVIRONMENT = {
     "KERAS_BACKEND": "jax",
@@ -60,7 +60,8 @@ class Hardware(NamedTuple):
     between: float
 
 
-# Of H100 the SXM. A chip of TPU v3 is two cores and has four links of 656 Gbit/s, of which one is counted for a core.
+# H100 means the SXM version. A chip of TPU v3 has two cores and four links of 656 Gbit/s. One link is counted for a
+# core.
 HARDWARE = {"H100": Hardware(989, 80, 8, 450, 50), "TPU v3 core": Hardware(61.5, 16, 2048, 82, 82)}
 # Model, images, epochs and TPU v3 core-days of the ViT paper (arXiv 2010.11929), tables 2 and 3.
 PAPER = {
@@ -192,7 +193,7 @@ def measure(model, layout, devices, model_devices, batch, remat, blocks=None, **
         for variable, sharding in zip(group, shardings, strict=True)
     ]
     row = {
-        # Without the images and labels.
+        # Leave out the images and labels.
         "state": memory.argument_size_in_bytes - images_per_device * 4 * (math.prod(network.input_shape[1:]) + 1),
         "whole_state": sum(whole for _, whole, _ in sizes),
         "arguments": memory.argument_size_in_bytes,
@@ -225,7 +226,7 @@ def roofline(row, hardware, utilization):
     """Returns whether a step fits, its seconds of computing and its seconds of collectives on the hardware."""
     sent = {True: 0.0, False: 0.0}
     for each in row["collectives"]:
-        # In a ring, the parts of a sum go round twice.
+        # In a ring, the parts of a sum are sent around the ring twice.
         sent[each["span"] <= hardware.node] += each["bytes"] * (2 if each["kind"] == "all-reduce" else 1)
     fits = row["arguments"] + row["temporary"] <= hardware.memory * 1e9
     compute = row["flops"] / (hardware.tflops * 1e12 * utilization)

@@ -61,7 +61,7 @@ def build_model(noise=0.0):
 
 
 def augment(images, rng, square=0):
-    """Flips and shifts images, (batch, height, width, 1); with a `square` of pixels, it is the strong one."""
+    """Flips and shifts images, (batch, height, width, 1); with `square`, also applies the strong augmentation."""
     count, side = images.shape[:2]
     rows, columns = (np.clip(np.arange(side) + rng.integers(-2, 3, (count, 1)), 0, side - 1) for _ in range(2))
     columns = np.where(rng.random((count, 1)) < 0.5, columns[:, ::-1], columns)
@@ -142,7 +142,7 @@ class Run:
 
     @functools.cached_property
     def teacher(self):
-        """The supervised model and its curve."""
+        """Returns the supervised model and its curve."""
         keras.utils.set_random_seed(self.seed)
         model = build_model(self.settings["dropout"])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -181,7 +181,7 @@ class Run:
 
     @functools.cached_property
     def meta_models(self):
-        """The teacher, the student and the student's curve."""
+        """Returns the teacher, the student and the curve of the student."""
         supervised, _ = self.teacher
         keras.utils.set_random_seed(self.seed)
         teacher, student = (build_model() for _ in range(2))
@@ -278,7 +278,7 @@ def draw(runs, images, path):
 
 
 def synthetic():
-    """Images in the place of Fashion-MNIST, to try the benchmark without it."""
+    """Returns synthetic images, which replace Fashion-MNIST in a quick trial of the benchmark."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 200, (10, 28, 28, 1))
     arrays = {}
@@ -322,7 +322,7 @@ def parse_arguments(argv):
 
 
 def main(argv=None):
-    """Runs what is not yet in the results, and prints the table."""
+    """Runs the methods and seeds that are not in the results yet, and prints the table."""
     args = parse_arguments(argv)
     places = ("data_dir", "out", "methods", "seeds")
     settings = {name: value for name, value in vars(args).items() if name not in places}

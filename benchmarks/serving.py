@@ -1,8 +1,8 @@
 """Requests per second and memory growth of an exported model under concurrent requests.
 
 A ViT-Ti/16 for 96 x 96 pixels is exported with `postprocess="classify"` and loaded in a process without Keras. 16
-threads call its three signatures in turn; each response must equal the first one. Memory growth is from 1,000 requests,
-after which memory pools are filled, to 10,000 more. Results go to results/serving_<backend>.json.
+threads call its three signatures in turn; each response must equal the first one. Memory growth is measured over
+10,000 requests. The 1,000 requests before them fill the memory pools. Results go to results/serving_<backend>.json.
 
     KERAS_BACKEND=torch python benchmarks/serving.py
 """

@@ -95,7 +95,7 @@ class KerasSide:
         return np.asarray(self.model.predict_on_batch(images), "float32")
 
     def train(self, images, labels):
-        # A NumPy number: the step has finished.
+        # The loss is a NumPy number, so the step has finished.
         return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
 
 
@@ -130,7 +130,7 @@ class TorchSide:
         self.is_mixed = entrant.dtype.startswith("mixed_")
         self.inputs_dtype = torch.float32 if self.is_mixed else getattr(torch, entrant.dtype)
         self.module = module.to(self.device, self.inputs_dtype)
-        # Static shapes, or a second batch size would trigger dynamic ones.
+        # Compile for static shapes. By default, a second batch size would trigger a compilation for dynamic shapes.
         self.call = torch.compile(self.module, dynamic=False) if entrant.compiled else self.module
         # A training side's forward pass is not timed.
         self.call_forward = self.call if task == "forward" else self.module
@@ -172,7 +172,7 @@ class FlaxSide:
         import jax
         import optax
 
-        # Ours has a position for the class token too.
+        # Our model also has a position embedding for the class token.
         self.num_parameters = sum(p.size for p in jax.tree.leaves(parameters)) + module.width
         optimizers = {
             "sgd": lambda: optax.sgd(1e-3, momentum=0.9),

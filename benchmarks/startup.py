@@ -1,13 +1,13 @@
 """Seconds and peak memory until a model answers: import, build, load a checkpoint, first forward pass.
 
-Each sample is a fresh child process. `import` is that of Keras with its backend, and what keras_vit adds to it. `build`
-makes a model with random weights, `npz` and `safetensors` read a file by `from_pretrained`, and `forward` is the first
-`predict_on_batch` of one image after `build`. Memory is the peak above that of a process in which a tiny model has run,
-in multiples of the weights' bytes (float32): a built or loaded model needs 1. Files are read from the page cache: they
-were just written. First training steps are in throughput.py.
+Each sample is measured in a new child process. `import` imports Keras with its backend, and then keras_vit. `build`
+makes a model with random weights. `npz` and `safetensors` read a file by `from_pretrained`. `forward` is the first
+`predict_on_batch` of one image after `build`. Memory is the peak memory minus the peak memory of a process in which a
+tiny model has run. It is divided by the size of the float32 weights, so a built or loaded model needs at least 1. The
+files were just written, so they are read from the page cache. First training steps are in throughput.py.
 
-Rows are added to results/startup_<backend>.json; an interrupted run goes on with what is missing. H/14 has 2.5 GB of
-weights, G/14 7.4 GB:
+Rows are added to results/startup_<backend>.json; an interrupted run continues with the missing steps. H/14 has
+2.5 GB of weights, and G/14 has 7.4 GB:
 
     KERAS_BACKEND=torch python benchmarks/startup.py --models B/16 H/14 G/14
 """
@@ -28,7 +28,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-# timm's code computes the exact GELU, whatever the file says.
+# timm's models compute the exact GELU, even if the file names another one.
 FORMATS = {"npz": {}, "safetensors": {"format": "timm", "allow": ("activation",)}}
 STEPS = ("import", "build", *FORMATS, "forward")
 

@@ -8,7 +8,7 @@ and an interval of at least 95% for the median. First calls (first_*, seconds to
 after imports (memory_*) are from fresh child processes.
 
 Each round also times the matrix products of a block; shares relate the model's FLOPs, from `keras_vit.profile` (3 times
-that in training), to their rate. They count all tokens, of which our last block computes the class token alone.
+that in training), to their rate. The FLOPs count all tokens, although our last block only computes the class token.
 --gemm-all also uses the best rate of the three backends.
 
 --ours-option compares ours with builder options to ours without; then only peers in --peers run. Rows in
@@ -151,7 +151,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
                 best[kind][backend] = max(rate, best[kind].get(backend, 0.0))
         shares, best_shares = {}, {}
         for label, rates in samples["wall"].items():
-            if not entrants[label].options:  # options may skip some of the work
+            if not entrants[label].options:  # Options may skip a part of the work.
                 kind = entrants[label].compute_dtype
                 shares[label] = spread([r * flops / g for r, g in zip(rates, gemm[kind], strict=True)])
                 best_shares[label] = spread([r * flops / max(best[kind].values()) for r in rates])
@@ -351,7 +351,7 @@ def main():
             for task, batches in (("forward", args.batch_sizes), ("train", args.train_batch_sizes)):
                 entrants = entrants_of(args, dtype)
                 rows = []
-                # Children first, while this process uses little memory.
+                # Measure in child processes first, while this process uses little memory.
                 kinds = [kind for kind in CHILD_MEASURES if f"{kind}_{task}" in args.tasks]
                 for batch in batches if kinds else ():
                     rows += measure_children(args, case, dtype, kinds, task, batch, entrants)

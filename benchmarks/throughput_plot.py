@@ -64,7 +64,7 @@ def draw(folder):
                 medians = [ratio["median"] for _, ratio in own]
                 ax.errorbar(
                     medians,
-                    # Offset, so that intervals do not overlap.
+                    # Shift the points of each backend, so that intervals do not overlap.
                     [place + 0.22 * (number - 1) for place, _ in own],
                     xerr=[
                         [ratio["median"] - ratio["low"] for _, ratio in own],

@@ -1,16 +1,17 @@
 """Meta Pseudo Labels on two moons: 2,000 points, 6 of them labelled, as in arXiv 2003.10580, section 3.1.
 
 Each network has two hidden layers of 8 sigmoid units, and is trained by SGD with learning rate 0.1 on all 6 labelled
-points and, where it takes part, a random 128 of the 2,000 in each step. Accuracy is that on all 2,000 points.
+points. Methods that use unlabelled points also use a random 128 of the 2,000 points in each step. Accuracy is measured
+on all 2,000 points.
 
     pseudo_labels   a teacher of the labelled points alone, and a student of the hard labels that it gives all points
     meta            Meta Pseudo Labels: UDA weight 8, temperature 0.7, threshold 0.6; augmentation is normal noise
     no_feedback     the teacher of meta beside a student of learning rate 0, so that its feedback is 0
     meta_alone      meta without UDA
 
-In results/two_moons.json, meta separates the moons from each of 5 seeds, and the other students do not. It is UDA that
-does it: the teacher without feedback is as good, and the feedback without UDA, of some 0.001 at this learning rate,
-changes nothing. So this does not reproduce the paper's claim for the feedback alone.
+In results/two_moons.json, meta separates the moons with each of 5 seeds, and the other students do not. UDA is the
+reason: the teacher with UDA and without feedback is as good. The feedback without UDA is about 0.001 at this learning
+rate and changes nothing. So the results do not confirm the paper's claim for the feedback alone.
 
 Results are written after each run, so an interrupted benchmark resumes.
 
