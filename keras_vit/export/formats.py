@@ -51,6 +51,10 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
     given = [] if images is None else real_array("images", images).astype(batches[0].dtype)
     if images is not None and not arguments.takes(model.inputs[0].shape[1:], given.shape[1:]):
         raise arguments.invalid("images", f"an array of shape {tuple(model.inputs[0].shape)}", given.shape)
+    if labels is not None and model.outputs[0].shape[-1] == 1:
+        raise arguments.invalid(
+            "labels", f"None, because model {model.name!r} has one output and no top-1 class", labels
+        )
     if labels is not None and real_array("labels", labels).shape != given.shape[:1]:
         raise arguments.invalid("labels", f"a class for each of {len(given)} images", labels)
     given = parity.split_batches(given)

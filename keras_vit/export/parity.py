@@ -22,8 +22,9 @@ def summary(report: dict) -> str:
     text = "Wrote {path} ({precision}, {0:.1f} MB): at most {difference:.1e} from the model on {num_checked} images."
     text = text.format(report["size"] / 1e6, **report)
     if (change := report["change"]) is not None:
-        line = "On {num_images} images: outputs changed by at most {largest:.2e}, {mean:.2e} on average; same top-1 on "
-        text += "\n" + (line + "{same_top1}").format(**change)
+        line = "On {num_images} images: outputs changed by at most {largest:.2e}, {mean:.2e} on average"
+        line += "" if change["same_top1"] is None else "; same top-1 on {same_top1}"
+        text += "\n" + line.format(**change)
         if "before" in change:
             text += f"; accuracy {change['before']:.4f} before, {change['after']:.4f} after"
     return text
@@ -186,13 +187,13 @@ def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | 
 
     Returns:
         A dict: `num_images`, `largest` and `mean` (the largest and mean absolute change) and `same_top1` (the number of
-        images whose top-1 class stays the same). With `labels`, ints (batch,), the dict also contains the accuracies
-        `before` and `after` the export, in [0, 1].
+        images whose top-1 class stays the same; None if the model has one output). With `labels`, ints (batch,), the
+        dict also contains the accuracies `before` and `after` the export, in [0, 1].
     """
     difference = np.abs(np.asarray(after, "float64") - before)
     ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))
     change = {"num_images": len(ours), "largest": float(difference.max()), "mean": float(difference.mean())}
-    change["same_top1"] = int((ours == theirs).sum())
+    change["same_top1"] = int((ours == theirs).sum()) if before[0].size > 1 else None
     if labels is not None:
         labels = np.asarray(labels)
         if labels.shape != ours.shape:

@@ -138,7 +138,8 @@ class Server:
         """Returns the outputs and the status by name; in rows whose status is not "ok", outputs are 0, -1 or ""."""
         for name, output in outputs.items():
             # JSON has no NaN, so use zeros, and -1 for no class.
-            nothing = tf.fill(tf.shape(output), -1) if name == "classes" else tf.zeros_like(output)
+            is_class = name == "classes" and self._postprocess is not None
+            nothing = tf.fill(tf.shape(output), -1) if is_class else tf.zeros_like(output)
             good = tf.reshape(status == OK, [-1] + [1] * (output.shape.rank - 1))
             outputs[name] = tf.where(good, output, nothing)
         return {**outputs, "status": tf.gather(tf.constant(STATUSES), status)}

@@ -76,4 +76,5 @@ def test_accuracy_change_counts_top1_and_accuracy():
     assert change["mean"] == pytest.approx(1 / 3)
     assert (change["before"], change["after"]) == (pytest.approx(2 / 3), 1.0)
     assert "before" not in parity.accuracy_change(before, after)
+    assert parity.accuracy_change(before[:, :1], after[:, :1])["same_top1"] is None
     refuses("`labels`", parity.accuracy_change, before, after, labels=[1])

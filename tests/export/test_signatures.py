@@ -38,7 +38,7 @@ class Scaled(keras.layers.Layer):
 
 def own_head():
     backbone = build(num_classes=0)
-    return keras.Model(backbone.input, {"cosine": Scaled()(backbone.output), "features": backbone.output})
+    return keras.Model(backbone.input, {"classes": Scaled()(backbone.output), "features": backbone.output})
 
 
 def nested():
@@ -70,7 +70,7 @@ GRAY = {"in_channels": 1, "include_preprocessing": True, "class_names": NAMES}
 MULTI_LABEL = {"postprocess": "multi_label", "top": 1}
 KINDS = {
     "any_size": kind(lambda: build(**ANY_SIZE), LOGITS, "None, None, 3", **LIMITS),
-    "own_head": kind(own_head, "cosine float32 (None, 12), features float32 (None, 12)", attention=True),
+    "own_head": kind(own_head, "classes float32 (None, 12), features float32 (None, 12)", attention=True),
     "remainder": kind(lambda: build(**REMAINDER), LOGITS, "18, 15, 3", attention=True),
     "nested": kind(nested, top(3, 3), "20, 20, 3", postprocess="classify", top=9),
     "headless": kind(lambda: build(num_classes=0, pooling="none"), "outputs float32 (None, 17, 12)"),
