@@ -116,7 +116,7 @@ def _value(text):
 def _evaluate(args):
     from keras_vit import data, evaluation, inspection
     from keras_vit.evaluation.confusion import report_text
-    from keras_vit.prediction.classes import ids_and_names
+    from keras_vit.prediction.classes import folder_names
 
     columns = {"path_column": args.path_column, "label_column": args.label_column, "extension": args.extension}
     table = {name: value for name, value in {"directory": args.folder, **columns}.items() if value}
@@ -125,7 +125,7 @@ def _evaluate(args):
         expected = "--images, --path-column, --label-column and --extension only if --data is a CSV file"
         raise ValueError(f"Expected {expected}. Received: --data {args.data}. Remove these options")
     model = _read_model(args, args.model)
-    common = {"class_names": [name for _, name in ids_and_names(model)], "preprocessing": model, "training": False}
+    common = {"class_names": folder_names(model), "preprocessing": model, "training": False}
     with _off_stdout():
         report = evaluation.classification_report(model, read(args.data, **table, **common), num_mistakes=args.mistakes)
     _print(report_text(report))

@@ -105,6 +105,12 @@ def ids_and_names(model):
     return outputs_named(model)
 
 
+def folder_names(model):
+    """Returns a different name for each class: its name, or its id if names are repeated, as in ImageNet."""
+    ids, names = zip(*ids_and_names(model), strict=True)
+    return list(names if len(set(names)) == len(names) else ids)
+
+
 def gives_classes(model):
     """Returns True if `ids_and_names` can name the classes of a model."""
     return _has_one_row(model) and not gives_features(model) and postprocess_kind(model) is not None

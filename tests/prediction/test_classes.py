@@ -5,7 +5,13 @@ from keras import ops
 
 import keras_vit
 from keras_vit.prediction import classes
-from keras_vit.prediction.classes import gives_features, imagenet_classes, output_activation, prediction_activation
+from keras_vit.prediction.classes import (
+    folder_names,
+    gives_features,
+    imagenet_classes,
+    output_activation,
+    prediction_activation,
+)
 from tests.errors import refuses
 from tests.models.bit import test_model as bit
 from tests.tiny import build
@@ -57,6 +63,9 @@ def test_decode_predictions_uses_the_models_class_names(caplog):
     assert [name for _, name, _ in keras_vit.decode_predictions(p, build(num_classes=3))[0]] == ["0", "2", "1"]
     imagenet = keras_vit.decode_predictions(np.eye(1000)[[285]], build(num_classes=1000), top=1)
     assert imagenet == [[("n02124075", "Egyptian_cat", 1.0)]]
+    # ImageNet has two classes with the name "crane".
+    assert folder_names(build(num_classes=1000))[134] == "n02012849"
+    assert folder_names(build(num_classes=2, class_names=("ant", "bee"))) == ["ant", "bee"]
     assert not caplog.records
     # A new head on the same backbone has no names.
     features = keras.Model(named.input, named.get_layer("head").input)
