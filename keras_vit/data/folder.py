@@ -92,7 +92,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
     elif class_names is not None:
         raise ValueError(f"Expected no `class_names` with labels='none'. Received: {list(class_names)[:10]}")
     else:
-        names, groups = [], {str(path): image_files_in(path)}
+        names, groups = [], _unlabelled(path, validation_split)
         options = {"training": False, **options}
     files = [(file, label) for label, members in enumerate(groups.values()) for file in members]
     if not files:
@@ -152,10 +152,25 @@ def _class_folders(path, class_names, may_lack):
     return names
 
 
+def _unlabelled(path, share):
+    """Returns the files of a folder without labels as one group. To hold out a share, returns a group for each class.
+
+    The same images are then held out with and without labels, so that none of a test set are used to pretrain.
+    """
+    files = image_files_in(path)
+    groups = {name: image_files_in(path / name) for name in folders_in(path)} if share else {}
+    splits = len(groups) > 1 and all(_held_count(group, share) < len(group) for group in groups.values())
+    return groups if splits and sum(map(len, groups.values())) == len(files) else {str(path): files}
+
+
 def image_files_in(folder):
     """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
     return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+
+
+def _held_count(places, share):
+    return max(1, round(len(places) * share))
 
 
 def held_out(labels, names, share, seed):
@@ -163,7 +178,7 @@ def held_out(labels, names, share, seed):
     rng, held = np.random.default_rng(arguments.non_negative_int("seed", seed)), np.zeros(len(labels), bool)
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
     for name, places in zip(names, by_class, strict=True) if share else ():
-        count = max(1, round(len(places) * share))
+        count = _held_count(places, share)
         if count >= len(places):
             raise ValueError(f"Expected enough images of each class to split. Received: {len(places)} of {str(name)!r}")
         held[rng.permutation(places)[:count]] = True

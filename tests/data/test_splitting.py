@@ -55,6 +55,7 @@ def test_splits_of_class_folders_depend_on_seed(tmp_path):
     files = [[make(part, seed=seed, **OPTIONS).file_paths for part in PARTS] for seed in (0, 0, 1)]
     assert [len(part) for part in files[0]] == [6, 4] and len({*files[0][0], *files[0][1]}) == 10
     assert files[0] == files[1] != files[2]
+    assert files[0] == [make(part, labels="none", **OPTIONS).file_paths for part in PARTS]
 
 
 def test_splits_refuse_invalid_data(tmp_path):
