@@ -98,16 +98,17 @@ class Model:
         except ValueError as error:
             raise BadRequestError(f"Expected JSON. {error}") from error
         if not isinstance(request, dict) or ("instances" in request) == ("inputs" in request):
-            raise BadRequestError(
-                'Expected a JSON object with "instances" (one per row) or "inputs" (a list per input).'
-            )
+            expected = 'a JSON object with "instances" (one per row) or "inputs" (a list per input)'
+            raise BadRequestError(f"Expected {expected}.")
         name = request.get("signature_name", "serving_default")
         if not isinstance(name, str) or name not in self.signatures:
             raise BadRequestError(f"Expected a signature_name of {sorted(self.signatures)}. Received: {name!r}")
         signature = self.signatures[name]
         specs = signature.structured_input_signature[1]
         by_row = "instances" in request
-        columns = _columns(request["instances"], specs, max_rows) if by_row else _named(request["inputs"], specs)
+        columns = _columns(request["instances"], specs, max_rows) if by_row else request["inputs"]
+        if not (isinstance(columns, dict) and set(columns) == set(specs)):
+            columns = {next(iter(specs)): columns}
         for values in columns.values():
             _check_rows(values, max_rows)
         tensors = {key: _tensor(key, columns[key], spec) for key, spec in specs.items()}
@@ -158,12 +159,6 @@ def _columns(instances, specs, max_rows):
     return {key: [row[key] for row in rows] for key in specs}
 
 
-def _named(inputs, specs):
-    if not (isinstance(inputs, dict) and set(inputs) == set(specs)):
-        inputs = {next(iter(specs)): inputs}
-    return inputs
-
-
 def _tensor(key, value, spec):
     """Converts JSON values to a tensor of the signature's type."""
     try:
@@ -172,12 +167,9 @@ def _tensor(key, value, spec):
         array = np.array(value)
         if array.dtype.kind not in "iuf" or (spec.dtype.is_integer and array.dtype.kind == "f"):
             raise BadRequestError(f"Expected numbers of type {spec.dtype.name} as {key}.")
-        if (
-            spec.dtype.is_integer
-            and array.size
-            and not (spec.dtype.min <= array.min() <= array.max() <= spec.dtype.max)
-        ):
-            raise BadRequestError(f"Expected {key} from {spec.dtype.min} to {spec.dtype.max}.")
+        kind = spec.dtype
+        if kind.is_integer and array.size and not kind.min <= array.min() <= array.max() <= kind.max:
+            raise BadRequestError(f"Expected {key} from {kind.min} to {kind.max}.")
         # Numbers that overflow become infinite, and the model refuses infinite inputs.
         with np.errstate(over="ignore"):
             return tf.constant(array.astype(spec.dtype.as_numpy_dtype))
