@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -52,26 +51,6 @@ def test_quick_study_writes_results_and_plot(name, tmp_path):
         scores = [row[score] for score in ("accuracy", "transfer", "few_shot") if score in row]
         assert scores and all(0 <= score <= 1 for score in scores)
     assert (tmp_path / "study.png").stat().st_size > 5_000
-
-
-@pytest.mark.long
-def test_killed_study_resumes_to_the_same_results(study, tmp_path):
-    whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
-    finish(start("resolution", whole))
-    process = start("resolution", killed)
-    while not killed.exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.kill()
-    # Its workers, which have its output, end with it.
-    process.communicate(timeout=60)
-    left = len(json.loads(killed.read_text())["runs"])
-    output = finish(start("resolution", killed))
-    assert output.count("/0: ") == len(json.loads(whole.read_text())["runs"]) - left
-    first, second = (study.without_times(json.loads(path.read_text())) for path in (whole, killed))
-    assert first == second and list(first["runs"]) == list(second["runs"])
-    with pytest.raises(SystemExit, match="other settings"):
-        study._found(killed, "resolution", {"updates": 1})
 
 
 def test_study_results_are_sorted_by_case_and_seed(study, tmp_path):
