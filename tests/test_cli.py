@@ -261,6 +261,7 @@ def tiny_model(*settings):
     return [argument for setting in fields for argument in ("--set", setting)]
 
 
+@pytest.mark.long
 def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
     (tmp_path / "images").mkdir()
     rows = [f"{i}.png,{name}" for i, name in enumerate(["cat", "dog"] * 4)]
@@ -269,15 +270,14 @@ def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
     (tmp_path / "train.csv").write_text("\n".join(["id,animal", *rows]))
     options = ["--data", tmp_path / "train.csv", "--images", tmp_path / "images", "--path-column", "id"]
     options += ["--label-column", "animal", "--out", tmp_path / "run", "--weights", "none"]
-    options += tiny_model("model.num_layers=1", "image_size=8", "steps=3")
-    options += ["--batch-size", 16, "--learning-rate", 0.001]
+    options += [*tiny_model("model.num_layers=1", "image_size=8", "steps=3"), "--batch-size", 16]
+    options += ["--learning-rate", 0.001]
     status, out, err = run(capsys, "train", *options)
     assert status == 0, err
     assert "4 images, 2 outputs" in out and "cat 2, dog 2" in out and "the model takes 0 to 255" in out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["recipe"]["name"] == "finetune" and results["recipe"]["batch_size"] == 16
-    assert results["recipe"]["learning_rate"] == 0.001
-    assert results["class_names"] == ["cat", "dog"] and results["steps"] == 3
+    recipe = [results["recipe"][name] for name in ("name", "batch_size", "learning_rate")]
+    assert (recipe, results["class_names"], results["steps"]) == (["finetune", 16, 0.001], ["cat", "dog"], 3)
 
     (tmp_path / "test.csv").write_text("image\n0.png\n")
     predict = ["predict", tmp_path / "test.csv", "--images", tmp_path / "images", "--weights", tmp_path / "run"]

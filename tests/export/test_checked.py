@@ -103,5 +103,5 @@ def test_invalid_argument_or_missing_package_is_named(model, tmp_path):
         ({"packages": ("sys", "no_such_a", "no_such_b"), "error": ImportError}, "pip install no-such-a no-such-b"),
     ):
         refuses(message, check, model, tmp_path / "model.x", None, **arguments)
-    images = np.zeros((2, 16, 16, 3), "float32")
-    refuses("one output", check, tiny.build(num_classes=1), tmp_path / "m.x", None, images=images, labels=[0, 1])
+    images, one = np.zeros((2, 16, 16, 3)), tiny.build(num_classes=1)
+    refuses("one output", check, one, tmp_path / "model.x", None, images=images, labels=[0, 1])

@@ -27,8 +27,8 @@ def test_downsampling_pads_as_tensorflow_or_pytorch(padding, side):
     from torch.nn import functional
 
     images = keras.random.normal((2, side, side, 3), seed=0)
-    nchw, options = images.permute(0, 3, 1, 2), {"padding": "same", "data_format": "channels_last"}
-    symmetric = padding == "symmetric"
+    symmetric, nchw = padding == "symmetric", images.permute(0, 3, 1, 2)
+    options = {"padding": "same", "data_format": "channels_last"}
     for pool_type, kind in {"max2": keras.layers.MaxPooling2D, "avg2": keras.layers.AveragePooling2D}.items():
         expected = kind(2, 2, **options)(images)
         np.testing.assert_array_equal(pooling(pool_type, padding, "pool", "float32")(images), expected)
@@ -37,8 +37,7 @@ def test_downsampling_pads_as_tensorflow_or_pytorch(padding, side):
     np.testing.assert_array_equal(pooling("max3", padding, "pool", "float32")(images), expected)
     for strides in (1, 2):
         layer = conv(keras.layers.Conv2D, 3, strides, padding, filters=4)
-        outputs = convolve(layer, images).detach()
-        kernel = layer.kernel.value.detach()
+        outputs, kernel = convolve(layer, images).detach(), layer.kernel.value.detach()
         expected = functional.conv2d(nchw, kernel.permute(3, 2, 0, 1), stride=strides, padding=1).permute(0, 2, 3, 1)
         expected = expected if symmetric else keras.ops.conv(images, kernel, strides, "same", "channels_last").detach()
         np.testing.assert_allclose(outputs, expected, atol=1e-5)

@@ -18,6 +18,7 @@ def shuffled(epoch):
     return dataset.map(lambda x, y: (x + tf.random.normal(tf.shape(x)), y))
 
 
+@pytest.mark.long
 def test_fit_resumes_a_dataset_of_from_dataframe(tmp_path):
     for i in range(6):
         keras.utils.save_img(tmp_path / f"{i}.png", np.full((4, 4, 3), 40 * i), scale=False)
