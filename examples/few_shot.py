@@ -56,7 +56,8 @@ def main(argv=None):
             args.weights, image_size=args.image_size, num_classes=0, include_preprocessing=True
         )
         make = keras_vit.data.splits(args.dataset, data_dir=args.data_dir, holdout=args.holdout)
-        options = {"preprocessing": model, "image_size": args.image_size, "batch_size": args.batch_size, "training": False}
+        options = {"preprocessing": model, "image_size": args.image_size, "training": False, "normalize": False}
+        options["batch_size"] = args.batch_size
         train, test = (extract_features(model, make(part, seed=args.seed, **options)) for part in ("train", "test"))
         seconds = time.perf_counter() - start
         rows = []
