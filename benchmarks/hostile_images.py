@@ -2,7 +2,8 @@
 
 Images are read in three ways: by `serving_bytes` of an exported model, by the pipelines of `keras_vit.data`, and by
 `read_pixels`, which `classify` and reports use. All three are limited to 25 million pixels, the default of
-`serving_bytes`. A file is marked if it takes more than 1.25 times as long as the slowest normal picture of its format. Results go to results/hostile_images.json.
+`serving_bytes`. A file is marked if it takes more than 1.25 times as long as the slowest normal picture of its format.
+Results go to results/hostile_images.json.
 
     python -m benchmarks.hostile_images
 """

@@ -1,9 +1,9 @@
 """Compares ViT-B/16 in int8 and bfloat16 with float32: speed and top-1 in OpenVINO, ONNX Runtime and TensorFlow.
 
 The pictures are random crops and flips of reference images. A third of the reference images is used for calibration,
-and the rest for the comparison of top-1 classes. The sides take turns. A row's ratio is its images per second divided by
-the images per second of the same runtime in float32: the median over rounds, with an interval of at least 95% for the
-median. OpenVINO is set to compute in float32, since it would use bfloat16 on a processor with AMX. Agreement is the
+and the rest for the comparison of top-1 classes. The sides take turns. A row's ratio is its images per second divided
+by the images per second of the same runtime in float32: the median over rounds, with an interval of at least 95% for
+the median. OpenVINO is set to compute in float32, since it would use bfloat16 on a processor with AMX. Agreement is the
 share of pictures that have the same top-1 class as in the float32 model.
 
     KERAS_BACKEND=tensorflow PYTHONPATH=. python benchmarks/int8.py --weights ViT-B_16-224.npz \

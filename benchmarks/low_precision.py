@@ -1,8 +1,8 @@
 """Trains small models in low precision at a high learning rate, and looks for the first step that is not finite.
 
 A ViT and a hybrid learn scikit-learn's digits, enlarged to 32 pixels, for 200 steps with the recipes' AdamW at a
-constant learning rate of 3e-3, without warm-up or clipping. Losses become infinite more easily than with
-any recipe. float16 uses Keras' loss scaling. Each backend adds its runs to the same file; an interrupted benchmark resumes:
+constant learning rate of 3e-3, without warm-up or clipping. Losses become infinite more easily than with any recipe.
+float16 uses Keras' loss scaling. Each backend adds its runs to the same file; an interrupted benchmark resumes:
 
     for backend in tensorflow jax torch; do KERAS_BACKEND=$backend python benchmarks/low_precision.py; done
 """
