@@ -30,7 +30,7 @@ def run_child(spec, **environment):
 
     If the script fails, raises RuntimeError with the last line of its output.
     """
-    # With Inductor's cache, the first call would be shorter than that of a new user.
+    # With Inductor's cache, the first call would take less time than for a new user.
     environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", **environment}
     command = [sys.executable, __file__, json.dumps(spec)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -192,7 +192,7 @@ def parse_arguments():
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=tuple(FORMATS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument("--again", action="store_true", help="delete the results of earlier runs first")
+    parser.add_argument("--again", action="store_true", help="ignore the results of earlier runs and replace them")
     parser.add_argument("--table", action="store_true", help="only print the table of the results of earlier runs")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the JSON files")
     args = parser.parse_args()

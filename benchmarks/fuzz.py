@@ -106,7 +106,7 @@ class Checkpoints:
             self.save(model, path, "timm")
         elif name == "huggingface":
             self.save(model, path, "huggingface")
-            # transformers writes this file, so it lacks the checksum of this package.
+            # Write the file again as transformers does, without the checksum of this package.
             save_file(load_file(path / "model.safetensors"), path / "model.safetensors", {"format": "pt"})
         elif name == "keras":
             model.save(path)

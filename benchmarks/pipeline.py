@@ -1,17 +1,18 @@
-"""Images per second of the input pipeline, in all and a CPU second, compared with others.
+"""Compares the input pipeline with other pipelines: images per second, in total and per second of CPU time.
 
-`--task crop` (the default): decode JPEG, random crop to 224, flip. The others are
+`--task crop` (the default) decodes a JPEG, crops it at random to 224 pixels and flips it. The peers are
 `keras.utils.image_dataset_from_directory` with RandomCrop and RandomFlip on batches, and a hand-written tf.data
-pipeline around `decode_and_crop_jpeg`.
+pipeline that uses `decode_and_crop_jpeg`.
 
-`--task augment`: also RandAugment, random erasing, and MixUp or CutMix, as DeiT (the policy "deit", each image once).
-`resized` is ours from a copy made by `resize_folder`. timm's side is PyTorch's DataLoader without workers, with Pillow
-for decoding and cropping, since timm's own crop needs torchvision, and timm's RandAugment, erasing and mixing. That of
-keras_cv is its layers after the hand-written crop, with RandomCutout for erasing.
+`--task augment` adds RandAugment, random erasing, and MixUp or CutMix, as in DeiT (the policy "deit", with each image
+once). The row `resized` is our pipeline on a copy that `resize_folder` made. timm's row uses PyTorch's DataLoader
+without workers, timm's RandAugment, erasing and mixing, and Pillow to decode and crop, because timm's own crop needs
+torchvision. The row of keras_cv applies its layers after the hand-written crop, with RandomCutout for erasing.
 
-They take turns in one process. A core gives the images per CPU second, whatever else the machine does; a GPU that
-trains at --gpu images per second needs that many by that many cores. --enlarge-to first writes a copy of the images
-whose shorter side has so many pixels: 375 are those of most of ImageNet's photos. An interrupted run goes on.
+The pipelines take turns in one process. The number of images per CPU second is the speed of one core, whatever else the
+machine does. A GPU that trains on --gpu images per second needs --gpu divided by this number of cores. --enlarge-to
+first writes a copy of the images with this shorter side in pixels; 375 is the shorter side of most of ImageNet's
+photos. An interrupted benchmark continues where it stopped.
 
     python benchmarks/pipeline.py --data flowers17
     python benchmarks/pipeline.py --data flowers17 --task augment --enlarge-to 375 --gpu 1500

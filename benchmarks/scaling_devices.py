@@ -1,14 +1,17 @@
-"""Computes the memory, FLOPs and traffic of ViT training steps on 1 to 256 devices. Nothing is run: all is computed.
+"""Computes the memory, FLOPs and traffic of ViT training steps on 1 to 256 devices, without running the steps.
 
-JAX compiles each step (224 pixels, AdamW, 1000 classes, a batch of 4096 as in the ViT paper) for simulated devices with
-shapes alone, in a child process. The compiled program gives each device's arguments (parameters, optimizer state and
-images), temporaries, FLOPs and the results of its collectives.
+JAX compiles each step (224 pixels, AdamW, 1000 classes, a batch of 4096 as in the ViT paper) for simulated devices, in
+a child process. Only the shapes of the arrays exist. The compiled program states, for each device, the bytes of its
+arguments (parameters, optimizer state and images) and of its temporary arrays, its FLOPs, and the results of its
+collective operations.
 
-The programs are XLA's for CPUs. Since these widen bfloat16 to float32, mixed_float16, whose sizes are those of
-mixed_bfloat16, stands in for it. Temporaries are still more than on a GPU or TPU: CPUs have no fused attention.
+The programs are compiled for CPUs, where XLA converts bfloat16 to float32. Therefore mixed_float16, which has arrays of
+the same sizes, takes the place of mixed_bfloat16. Temporary arrays are still larger than on a GPU or TPU, because CPUs
+have no fused attention.
 
-From these figures a roofline says what fits, and the seconds of a step: the larger of FLOPs / (peak x utilization) and
-collectives / bandwidth. Results go to results/scaling_devices.json and .png; an interrupted run resumes:
+With `--summary --hardware`, a roofline model shows which settings fit into the memory, and the seconds of a step: the
+larger of FLOPs / (peak x utilization) and collectives / bandwidth. Results go to results/scaling_devices.json and .png.
+An interrupted benchmark continues where it stopped:
 
     python benchmarks/scaling_devices.py
     python benchmarks/scaling_devices.py --summary --hardware A100 312 80 8 300 25

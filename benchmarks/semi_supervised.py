@@ -1,24 +1,26 @@
-"""Accuracy with 1,000 labels and 59,000 images without: supervised, Noisy Student and Meta Pseudo Labels.
+"""Trains on 1,000 labelled and 59,000 unlabelled images: supervised, Noisy Student and Meta Pseudo Labels.
 
-The images are Fashion-MNIST, and accuracy is that of the 10,000 test images. All models are the same small
-convolutional network, and each student takes the same number of updates from random weights:
+The images are Fashion-MNIST, and the accuracy is measured on the 10,000 test images. All models are the same small
+convolutional network. Each student starts from random weights and takes the same number of updates:
 
-    supervised      the labelled images alone, with the weak augmentation
-    noisy_student   two rounds, the supervised model as the first teacher: soft labels, strongly augmented batches
-    meta            two thirds of the updates by Meta Pseudo Labels: the student never trains on the labels itself.
-                    Its teacher starts from the supervised model
-    meta_finetuned  the same student, fine-tuned on the labelled images for the last third
+    supervised      Trains on the labelled images only, with the weak augmentation.
+    noisy_student   Two rounds with soft labels and strongly augmented batches. The first teacher is the supervised
+                    model.
+    meta            Two thirds of the updates by Meta Pseudo Labels: the student never trains on the labels itself. Its
+                    teacher starts from the supervised model.
+    meta_finetuned  The student of `meta`, fine-tuned on the labelled images for the last third of the updates.
 
-The weak augmentation is a random flip and shifts of up to 2 pixels; the strong one adds a black square and a random
-contrast. Compute is stated as the images that all models of a method, teachers too, took forward and backward,
-and forward alone. The curves are of the first 2,000 test images, ten times a run; the accuracy after the last update
-is the result, of all of them. `--validation` holds out the last 5,000 training images and scores these, to choose
-settings by. Results are written after each run, so an interrupted benchmark resumes. `--quick` tries it in seconds.
+The weak augmentation is a random flip and shifts of up to 2 pixels. The strong augmentation adds a black square and a
+random contrast. The cost of a method is the number of images that all its models, including teachers, processed forward
+and backward, and the number that they processed only forward. The curves show ten measurements per run on the first
+2,000 test images. The result is the accuracy on all test images after the last update. `--validation` holds out the
+last 5,000 training images and measures the accuracy on these, to choose settings. Results are written after each run,
+so an interrupted benchmark continues where it stopped. `--quick` is a test run of a few seconds.
 
-Chosen with --validation and seed 0: the learning rates, batches and losses at 1,000 updates, where Noisy Student
-gained 0.004 over the supervised model and Meta Pseudo Labels lost 0.012; and then the defaults, 3,000 updates and four
-unlabelled images for each labelled one, where Noisy Student gained 0.029 and Meta Pseudo Labels 0.021. The small ViT of
-pretraining.py gained nothing.
+Two choices were made with --validation and seed 0. The first are the learning rates, batch sizes and losses, at 1,000
+updates: Noisy Student gained 0.004 over the supervised model, and Meta Pseudo Labels lost 0.012. The second are the
+default numbers, 3,000 updates and four unlabelled images for each labelled image: Noisy Student gained 0.029, and Meta
+Pseudo Labels 0.021. The small ViT of pretraining.py gained nothing.
 
     python benchmarks/semi_supervised.py --data-dir ~/tensorflow_datasets
 """

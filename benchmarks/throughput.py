@@ -1,18 +1,20 @@
 """Compares our ViTs with peers on this CPU: forward pass, training step, first call and peak memory.
 
-Peers are keras-hub on each backend; timm and transformers, eager and compiled, on torch; big_vision's Flax model
+The peers are keras-hub on each backend; timm and transformers on torch, eager and compiled; and big_vision's Flax model
 (--big-vision) on JAX (`pip install keras-hub timm transformers flax optax`). All sides have the same weights, GELU,
-loss, optimizer (SGD, momentum 0.9) and, in Keras, jit_compile, without dropout; outputs and losses are compared first.
-The sides take turns, and each round gives one ratio ours / peer of wall and CPU time; results are the median, quartiles
-and an interval of at least 95% for the median. First calls (first_*, seconds to build and run once) and peak memory
-after imports (memory_*) are from fresh child processes.
+loss, optimizer (SGD, momentum 0.9) and, in Keras, the same jit_compile. Dropout is off. Outputs and losses are compared
+before anything is timed. The sides take turns, and each round gives one ratio ours / peer of wall time and one of CPU
+time. The results are the median, the quartiles and an interval of at least 95% for the median. The times of first calls
+(first_*, the seconds to build the model and run it once) and the peak memory after imports (memory_*) are measured in
+new child processes.
 
-Each round also times the matrix products of a block; shares relate the model's FLOPs, from `keras_vit.profile` (3 times
-that in training), to their rate. The FLOPs count all tokens, although our last block only computes the class token.
---gemm-all also uses the best rate of the three backends.
+Each round also times the matrix products of one block. The column of shares compares the rate of these products with
+the rate of the whole model, whose FLOPs come from `keras_vit.profile` (3 times as many in training). The FLOPs count
+all tokens, although our last block only computes the class token. --gemm-all also uses the best rate of the three
+backends.
 
---ours-option compares ours with builder options to ours without; then only peers in --peers run. Rows in
-results/throughput_<backend>.json are replaced as a whole when measured again.
+--ours-option compares our model with builder options to our model without them; other peers then run only if --peers
+names them. If a row of results/throughput_<backend>.json is measured again, the whole row is replaced.
 
     KERAS_BACKEND=torch python benchmarks/throughput.py --gemm-all
     KERAS_BACKEND=jax python benchmarks/throughput.py --tasks forward train --ours-option token_merging=8

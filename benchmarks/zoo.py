@@ -1,13 +1,14 @@
-"""Goes through the models of timm and transformers: which are loaded exactly, which are refused, which are wrong.
+"""Tries all models of timm and transformers, and counts which are loaded exactly, refused, or loaded wrongly.
 
-Each model gets random weights, norms and biases too, and is saved as the hub holds it. `from_pretrained` loads it, and
-both compute the outputs for two random images: "exact" means that they differ by at most 1e-4 of the largest, "refused"
-that loading raised an error meant for users. Class names, task, and the preprocessed picture of one photo are compared
-too: with transformers' image processor, or with timm's rule in Pillow, since timm's transforms need torchvision.
+Each model gets random weights, norms and biases, and is saved in the format of the hub. `from_pretrained` loads the
+files, and both models compute the outputs for two random images. "exact" means that the outputs differ by at most 1e-4
+of the largest output. "refused" means that loading raised an error that is meant for users. The class names, the task
+and the preprocessed pixels of one photo are compared too. The reference is the image processor of transformers, or
+timm's rule carried out with Pillow, because timm's transforms need torchvision.
 
-A model that is loaded exactly is written back in the peer's format and loaded there. The peer's outputs may then differ
-from its first ones by 1e-5. A model that needs more than 16 GB twice has 2 blocks. Results go to results/zoo.json. An
-interrupted run resumes.
+A model that is loaded exactly is also written in the peer's format and loaded by the peer. The outputs of the peer may
+then differ from its first outputs by 1e-5. If two copies of a model need more than 16 GB, the model gets 2 blocks.
+Results go to results/zoo.json. An interrupted run continues where it stopped.
 
     KERAS_BACKEND=torch PYTHONPATH=. python benchmarks/zoo.py
     KERAS_BACKEND=torch PYTHONPATH=. python benchmarks/zoo.py --shallow --out shallow.json     2 blocks each
@@ -228,10 +229,10 @@ class TimmModel:
         is_bit = name.startswith("resnetv2")
         is_efficientnet = "efficientnet" in name
         if is_bit and (shallow or "x4" in name):
-            # Its depth has no argument, and the widest takes more than 16 GB for its own images.
+            # timm cannot change the depth of a BiT, and the widest takes more than 16 GB for images of its own size.
             self.overlay = {"input_size": (3, 96, 96)}
         if is_efficientnet and (shallow or re.search("_(b[4-8]|l2)", name)):
-            # Nor has theirs, and what the larger ones keep of an image takes gigabytes.
+            # timm cannot change the depth of an EfficientNet, and the activations of the larger ones take gigabytes.
             self.overlay = {"input_size": (3, 128, 161)}
         if not (is_bit or is_efficientnet):
             with torch.device("meta"):
@@ -239,7 +240,7 @@ class TimmModel:
             if shallow or 8 * sum(value.numel() for value in module.parameters()) > LARGEST_BYTES:
                 self.arguments = {"depths": [1, 1, 2, 2]} if name.startswith("coatne") else {"depth": 2}
                 if "sapiens2" in self.name:
-                    # A number of keys for each block; the middle ones may have fewer.
+                    # State the number of key heads of each block, because the middle blocks may have fewer.
                     counts = [block.attn.num_kv_heads for block in module.blocks]
                     self.arguments["num_kv_heads"] = [max(counts), min(counts)]
 
@@ -251,7 +252,7 @@ class TimmModel:
 
         arguments = dict(self.arguments)
         if "depth" in arguments:
-            # The package infers this setting from the depth.
+            # For a model of known depth, timm's name gives num_heads. This depth is new, so state num_heads.
             arguments["num_heads"] = next(m.num_heads for m in module.modules() if hasattr(m, "num_heads"))
         config = {"label_names": self.names(module)} if module.num_classes else None
         save_for_hf(module, folder, config, model_args=arguments or None, safe_serialization=True)
@@ -374,10 +375,10 @@ class TransformersModel:
         """Returns a model with the weights of a folder that we wrote."""
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
         cls = getattr(self.transformers, config["architectures"][0])
-        # Its pooler is made in any case.
+        # By default, transformers adds a pooler to a ViTModel even if the file has none.
         options = {"add_pooling_layer": "pooler_act" in config} if cls.__name__ == "ViTModel" else {}
         module, found = cls.from_pretrained(path, output_loading_info=True, **options)
-        # Of pre-training alone.
+        # Only pretraining uses the mask token, so it may be missing.
         found["missing_keys"] = [key for key in found["missing_keys"] if not key.endswith("mask_token")]
         if wrong := {key: value for key, value in found.items() if value}:
             raise ValueError(f"transformers reports {wrong}")

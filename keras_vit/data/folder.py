@@ -155,7 +155,7 @@ def _class_folders(path, class_names, may_lack):
 def _unlabelled(path, share):
     """Returns the files of a folder without labels as one group. To hold out a share, returns a group for each class.
 
-    The same images are then held out with and without labels, so that none of a test set are used to pretrain.
+    The same images are then held out with and without labels, so that no model is pretrained on test images.
     """
     files = image_files_in(path)
     groups = {name: image_files_in(path / name) for name in folders_in(path)} if share else {}
