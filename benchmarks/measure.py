@@ -145,7 +145,7 @@ def _jax_ways():
 
         return make
 
-    # Of bfloat16, with the product in it too, or in float32.
+    # For bfloat16 inputs, compute the product in bfloat16 or in float32.
     return [way(None), way("float32")]
 
 

@@ -34,7 +34,8 @@ from keras_vit.files import replacing
 from keras_vit.version import __version__
 
 BATCH = 4096
-# Layout, devices, of which share one copy of the blocks, batch. 40 equals no other side of an array.
+# Layout, number of devices, number of devices that share one copy of the blocks, batch size. The batch size 40 differs
+# from all other dimensions of the arrays.
 LAYOUTS = (
     *(("data", devices, 1, BATCH) for devices in (1, 8, 64, 256)),
     *(("fsdp", devices, 1, BATCH) for devices in (8, 64, 256)),
@@ -46,7 +47,8 @@ MODELS = {"B/16": False, "L/16": True, "H/14": True, "G/14": True}
 ENVIRONMENT = {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
-    # By default XLA puts off the gradients' products to sum them over the devices at once, which keeps all activations.
+    # By default, XLA delays the products of the gradients, to sum all of them over the devices at once. It then keeps
+    # all activations in memory.
     "XLA_FLAGS": "--xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED "
     "--xla_disable_hlo_passes=cpu-all-reduce-combiner,change-op-data-type",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -178,10 +180,10 @@ def measure(model, layout, devices, model_devices, batch, remat, blocks=None, **
         network.optimizer.build(network.trainable_variables)
         built.append(network)
 
-    # Afterwards the variables have shapes and dtypes, but no values.
+    # After this call, the variables have shapes and dtypes, but no values.
     jax.eval_shape(build)
     (network,) = built
-    # But metrics, whose values the step's own are made from.
+    # The step updates the values of the metrics, so give these variables values.
     network.reset_metrics()
     start = time.perf_counter()
     compiled = compile_step(network, batch)

@@ -100,7 +100,7 @@ class Curve(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if (batch + 1) % self.every == 0:
-            _ = self.model  # On JAX, asking for it writes the state of training into the variables.
+            _ = self.model  # On JAX, reading `self.model` writes the training state to the variables.
             self.points.append((batch + 1, accuracy(self.watched, self.images, self.classes)))
 
 
@@ -164,7 +164,7 @@ class Run:
                 chosen = rng.integers(len(labels), size=self.more)
                 pseudo = augment(self.unlabelled[labels.indices[chosen]], rng, self.settings["square"])
                 smooth = np.eye(10, dtype="float32")[classes] * (1 - smoothing) + smoothing / 10
-                # As keras_vit.data.with_pseudo_labels does it: Keras divides by all rows.
+                # Weight the rows like keras_vit.data.with_pseudo_labels, because Keras divides by the number of rows.
                 rows = self.size + self.more
                 weights = np.repeat([rows / self.size, rows / self.more], [self.size, self.more]).astype("float32")
                 return np.concatenate([images, pseudo]), np.concatenate([smooth, labels.labels[chosen]]), weights
@@ -190,7 +190,7 @@ class Run:
         teacher.set_weights(supervised.get_weights())
         updates, _ = meta_updates(self.settings)
         uda = {name: self.settings[name] for name in ("uda_weight", "uda_threshold", "uda_temperature")}
-        # A smoothed teacher is never sure, so that many of the labels drawn from it would be wrong.
+        # With label smoothing, the teacher's probabilities stay low, so many labels drawn from them would be wrong.
         uda["label_smoothing"] = 0.0
         trainer = MetaPseudoLabels(teacher, student, uda_steps=updates // 6, seed=self.seed, **uda)
         rates = (self.settings[name] for name in ("student_learning_rate", "teacher_learning_rate"))
@@ -228,7 +228,8 @@ def compute(settings, num_unlabelled):
     updates, size = settings["updates"], settings["batch_size"]
     more = size * settings["unlabelled_factor"]
     supervised = updates * size
-    # The student's step, its labelled loss before and after, the teacher's draw, and the teacher's step on all.
+    # One update: the student's step, its loss on labelled images before and after, the teacher's labels, and
+    # the teacher's step on all images.
     first, last = meta_updates(settings)
     meta = supervised + first * (more + size + 2 * more), first * (2 * size + more)
     return {
@@ -347,7 +348,7 @@ def main(argv=None):
                 continue
             start, cpu = time.perf_counter(), time.process_time()
             row = getattr(run, method)()
-            # A method that an earlier one trained a model for has only the seconds of the rest.
+            # If an earlier method trained a model that this method uses, these seconds do not include that training.
             row |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
             content["runs"][f"{method}/{seed}"] = row
             print(f"{method:15} seed {seed}: {row['test_accuracy']:.4f} in {row['seconds']:.0f} s", flush=True)

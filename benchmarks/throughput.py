@@ -48,7 +48,7 @@ CHILD_MEASURES = {
     "first": ("s", ("build_and_first_call", "build", "first_call", "next_call")),
     "memory": ("MB", ("peak", "peak_after_build", "built")),
 }
-# For logits of about 1 and losses of about 7; in bfloat16 the sides keep different layers in float32.
+# The logits are about 1, and the losses about 7. In bfloat16, the sides keep different layers in float32.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.3, "mixed_bfloat16": 0.3}
 FRAMEWORKS = ("tensorflow-cpu", "tensorflow", "jax", "torch", "numpy")
 PACKAGES = ("keras", "keras-hub", "timm", "transformers", "flax", *FRAMEWORKS)
@@ -106,7 +106,7 @@ def check_same(what, outputs, entrants):
             raise RuntimeError(f"Expected finite {what} of {label}. Received: NaN or infinity")
         differences[label] = float(np.abs(np.subtract(values, outputs[ours])).max())
         tolerance = max(TOLERANCES[entrants[name].dtype] for name in (ours, label))
-        # `not <=` so that NaN fails too.
+        # `not <=` is also true for NaN.
         if entrants[label].peer != OURS and not differences[label] <= tolerance:
             raise RuntimeError(f"Expected the {what} of {label} to be ours. Received: {differences[label]} apart")
     return differences
@@ -129,7 +129,7 @@ def measure_rates(args, case, dtype, task, batches, entrants):
         data = make_data(case, batch)
         inputs = {label: side.prepare(*data) for label, side in sides.items() if label not in skipped}
         runs = {label: functools.partial(getattr(sides[label], task), *inputs[label]) for label in inputs}
-        # Only for the first batch size: later ones use trained weights.
+        # Compare only for the first batch size, because later batch sizes use trained weights.
         if not differences:
             forward = {label: functools.partial(sides[label].forward, *inputs[label]) for label in inputs}
             differences["outputs"] = check_same("outputs", run_once(forward, entrants, skipped), entrants)

@@ -39,9 +39,9 @@ TIMM_PATTERNS += ("tf_efficientnet_[bl]*", "efficientnet_b*", "efficientnet_l2")
 # For a model and its copy together.
 LARGEST_BYTES = 16e9
 EXACT, WRITTEN = 1e-4, 1e-5
-# Of the pixels of a picture that differ by more than a level of 256.
+# The largest share of pixels in a picture that may differ by more than one level of 256.
 LARGEST_SHARE = 1e-3
-# Characters of an error that are kept.
+# Keep this number of characters of an error.
 MESSAGE = 200
 REFUSALS = (ValueError, OSError, ImportError)
 
@@ -110,7 +110,7 @@ FAMILIES = {
     "ViT": "vit_*",
     "transformers": "*",
 }
-# Of patches and positions; a hybrid's has a ResNet inside.
+# Matches patch and position embeddings, but not the ResNet inside the patch embedding of a hybrid.
 _EMBEDDING = re.compile("patch_embed(?!.*backbone)|position")
 
 
@@ -128,10 +128,10 @@ def randomize(module, seed=0):
             elif value.ndim == 1 and re.match("weight|gamma|lambda", last):
                 value.uniform_(0.5, 1.5, generator=generator)
             elif re.search(r"\b(fc1|up_proj)\.bias$", name):
-                # Where the two GELUs differ most.
+                # At these values, the exact GELU and its approximation differ most.
                 value.normal_(-2, 0.5, generator=generator)
             elif value.ndim and (not last.endswith(("weight", "bias", "mean")) or _EMBEDDING.search(name)):
-                # Small tokens, as trained ones are: the first norms show their epsilon.
+                # Make the tokens small, as in trained models, so that a wrong epsilon in the first norms shows.
                 value.normal_(0, 1e-2 if value.ndim < 4 else 1e-3, generator=generator)
             elif value.ndim == 1:
                 value.normal_(0, 0.2, generator=generator)
@@ -487,7 +487,7 @@ def row_of(name, shallow=False):
 
 def rows_of(names, shallow, seconds):
     """Yields the row of each name, computed in a new process, because Python does not return all memory of a model."""
-    # Forked after the imports, which take longer than most models.
+    # Import before forking, because the imports take longer than most models.
     import keras_vit  # noqa: F401
     from tests.peers import peer
 

@@ -127,7 +127,7 @@ class Run:
 
     def meta(self):
         teacher, student = self.supervise(build_model(SIZES), 1 / 6), build_model(SIZES)
-        # The student's step, and the teacher's on the labelled images and twice on the others.
+        # One update: the student's step, and the teacher's step on labelled and, twice, on unlabelled images.
         updates = self.updates(2 / 3, UNLABELLED + LABELLED + 2 * UNLABELLED)
         trainer = MetaPseudoLabels(
             teacher,

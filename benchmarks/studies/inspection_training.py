@@ -60,7 +60,7 @@ class Measure(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if batch + 1 in self.updates:
-            _ = self.model  # On JAX, asking for it writes the state of training into the variables.
+            _ = self.model  # On JAX, reading `self.model` writes the training state to the variables.
             self.found[batch + 1] = measure(self.network, *self.settings)
 
 
@@ -68,16 +68,16 @@ def run(data, seed, *, model, updates, points, num_images):
     if model == "ViT-B/16":
         path = data and Path(data) / "ViT-B_16-224.npz"
         if seed or path is None or not path.exists():
-            return {"points": {}}  # Nothing of it depends on a seed.
+            return {"points": {}}  # This case does not depend on the seed.
         network = keras_vit.from_pretrained(path, include_preprocessing=True)
         images = flowers(data, 224)["test"][0][:: 680 // min(num_images, 17)]
-        # Its classes are those of ImageNet.
+        # The network has the classes of ImageNet.
         return {"points": {"trained": measure(network, images.astype("float32"), True)}}
     parts = cifar10(data)
     network = vit(hidden_dim=64, num_layers=6) if model == "ViT" else hybrid(hidden_dim=64, num_layers=6)
     images = parts["test"][0][:num_images].astype("float32")
     chosen = sorted({max(1, updates * share // 100) for share in points})
-    # A hybrid's patches are single positions of its ResNet: there is no filter to look at.
+    # The patches of a hybrid are single positions of its ResNet, so there are no filters to show.
     watch = Measure(network, images, chosen, pictures=seed == 0 and model == "ViT")
     fit(network, *parts["train"], updates=updates, seed=seed, callbacks=[watch])
     return {"accuracy": accuracy(network, *parts["test"]), "points": {str(k): v for k, v in watch.found.items()}}
