@@ -1,5 +1,5 @@
 """Fixtures and settings that all tests share."""
-# What is set below must be set before Keras comes in.
+# Set the environment variables below before Keras is imported.
 # ruff: noqa: E402
 
 import gc
@@ -9,12 +9,12 @@ import os
 import resource
 from pathlib import Path
 
-# Before Keras brings TensorFlow in, which reads it once.
+# TensorFlow reads this variable only when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def known_to_xla(flag):
-    """Whether each XLA that is installed has this flag: one that has not ends the process."""
+    """Returns True if every installed XLA knows this flag. An XLA that does not know it would end the process."""
     for package, library in {"jaxlib": "libjax_common.so", "tensorflow": "libtensorflow_framework.so.2"}.items():
         if spec := importlib.util.find_spec(package):
             path = Path(spec.origin).with_name(library)
@@ -26,12 +26,12 @@ def known_to_xla(flag):
     return True
 
 
-# Small models of ever new shapes: XLA spends far more time optimising them than it saves.
+# The models are small and their shapes differ, so optimizing them would take XLA far more time than it saves.
 flags = "--xla_backend_optimization_level=0"
 if known_to_xla("xla_cpu_use_fusion_emitters"):
     flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", flags)
-# JAX keeps what it compiled: tests build the same small models again and again, in several processes.
+# Keep compiled programs in JAX's cache, because many tests and processes build the same small models.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -39,7 +39,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # On a GPU, cuBLAS and cuDNN would round float32 to TensorFloat32, which the comparisons with golden files do not allow.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
-# The threads of one worker would spin while those of another work: a quarter of the time of PyTorch's tests.
+# Without this limit, idle threads of one worker would slow the other worker: PyTorch's tests took a third longer.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -56,11 +56,11 @@ if keras.backend.backend() == "jax":
     import jax
 
     if jax.default_backend() != "cpu":
-        # XLA's own kernels do not read NVIDIA's variable.
+        # XLA's own kernels ignore NVIDIA_TF32_OVERRIDE.
         jax.config.update("jax_default_matmul_precision", "highest")
 
-# The backend that runs each folder's tests. PyTorch compiles nothing, so it is fastest with small models; the pipelines
-# and exporters need TensorFlow in any case. `every_backend` marks the tests that all three run, `backends` names them.
+# The backend that runs the tests of a folder. PyTorch compiles nothing, so it is the fastest with small models.
+# Pipelines and exporters need TensorFlow. `every_backend` marks tests for all three backends, `backends` for several.
 FOLDERS = {"data": "tensorflow", "export": "tensorflow"}
 DEFAULT = "torch"
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -129,7 +129,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def pytest_configure(config):
     """Sets the number of hypothesis examples and of low-precision policies of this run."""
     long = config.option.markexpr == "long"
-    # Without a database and with a fixed seed, so that a failure in CI can be repeated.
+    # Use a fixed seed and no database, so that a failure in CI can be repeated.
     seed = {"derandomize": True, "database": None} if os.environ.get("CI") else {}
     hypothesis.settings.register_profile("run", deadline=None, print_blob=True, max_examples=50 if long else 5, **seed)
     hypothesis.settings.load_profile("run")
@@ -139,10 +139,10 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget():
-    """Frees what JAX compiled for a file, once it takes gigabytes, of which two workers would need too many.
+    """Frees JAX's compiled programs after a test file if they take gigabytes, because two workers share the memory.
 
-    Python's garbage collector need not go again and again through the million objects that frameworks and earlier files
-    keep, which took a third of the time of files of large models.
+    Also excludes the objects of the frameworks and earlier files, about a million, from Python's garbage collection.
+    Visiting them took a third of the time of the tests of large models.
     """
     gc.collect()
     gc.freeze()
@@ -155,7 +155,7 @@ def _forget():
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """Makes each test random in the same way, whichever tests ran before it."""
+    """Gives each test the same random numbers, whichever tests ran before it."""
     keras.utils.set_random_seed(0)
 
 
@@ -169,14 +169,14 @@ def shared():
 
 @pytest.fixture
 def count_params():
-    """Counts the parameters of a builder's model without allocating them, which would take up to 7 GB."""
+    """Counts the parameters of a builder's model without allocating them, because they would take up to 7 GB."""
 
     def count(builder):
         with keras.StatelessScope(initialize_variables=False):
             return builder().count_params()
 
     yield count
-    # The variables still wait for their values, which the end of any other scope would bring.
+    # The variables have no values yet. Remove them, because the end of another scope would allocate the values.
     keras.utils.clear_session(free_memory=False)
 
 

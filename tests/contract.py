@@ -10,9 +10,9 @@ import keras
 import numpy as np
 from keras import ops
 
-# Half an order above the rounding of a few matrix products in each dtype, relative to the largest output.
+# The tolerances relative to the largest output: three times the rounding error of a few matrix products.
 LOW_PRECISION = {"mixed_bfloat16": ("bfloat16", 4e-2), "mixed_float16": ("float16", 1e-2)}
-# The long tests check each of them.
+# The long run checks each of these policies.
 POLICIES = ("mixed_bfloat16",)
 
 
@@ -60,7 +60,7 @@ def check_layer(
     assert np.isfinite(y).all()
     assert len(layer.weights) == num_weights
     assert len(layer.trainable_weights) == num_weights - num_non_trainable
-    # Seed generators' states are variables, but no weights.
+    # The states of seed generators are variables, but not weights.
     assert len(layer.variables) - len(layer.weights) == num_seeds
     assert len({weight.path for weight in layer.weights}) == num_weights
     randomize(layer, rng)
@@ -72,7 +72,7 @@ def check_layer(
     training = _numpy(_call(layer, *inputs, training=True))
     assert training.shape == (training_shape or output_shape)
     assert np.isfinite(training).all()
-    # Training moves the statistics of batch normalization.
+    # Training changes the statistics of batch normalization.
     layer.set_weights(state)
     for i in range(shapes[0][0]):
         np.testing.assert_allclose(_numpy(_call(layer, *(x[i : i + 1] for x in inputs)))[0], y[i], atol=1e-5, rtol=1e-5)
@@ -96,7 +96,7 @@ def check_model(model, images, *, no_gradient=()):
         no_gradient: Ends of the paths of weights whose gradient is zero by the mathematics.
     """
     before = model.get_weights()
-    # A new head is zero, and would hide all that comes before it.
+    # A new head has zeros as weights, so its outputs would not depend on the layers before it.
     clone = keras.models.clone_model(model)
     assert clone.get_config() == model.get_config()
     assert [w.path for w in clone.weights] == [w.path for w in model.weights]
@@ -123,7 +123,7 @@ def randomize(layer, rng, scale=0.1):
 
 
 def _call(layer, *inputs, training=False):
-    """Calls a built layer or model; under JAX as one compiled function, for op by op each op is compiled by itself."""
+    """Calls a built layer or model. On JAX, compiles the call, because each operation would be compiled separately."""
     if keras.backend.backend() != "jax":
         return layer(*inputs, training=training)
     return _compiled(layer, training)([variable.value for variable in layer.variables], inputs)
@@ -161,7 +161,7 @@ def _check_config(layer, init_kwargs):
 
 
 class _Bare(keras.layers.Layer):
-    """Its config has the keys of the base class alone."""
+    """A layer whose config has only the keys of the base class."""
 
     def get_config(self):
         return super().get_config()
@@ -203,10 +203,10 @@ def _check_reload(model, inputs):
 
 
 def _check_gradients(model, inputs, no_gradient):
-    """One plain step of gradient descent, compiled as in `fit`, must move every weight."""
+    """Checks that one step of gradient descent, compiled as in `fit`, changes every weight."""
     rng = np.random.default_rng(1)
     before = [_numpy(w) for w in model.trainable_weights]
-    # Compiling by XLA takes TensorFlow seconds and changes no gradient; JAX cannot trace without.
+    # On TensorFlow, XLA would take seconds and give the same gradients. JAX can only trace with XLA.
     jit_compile = "auto" if keras.backend.backend() == "jax" else False
     model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=jit_compile)
     targets = rng.standard_normal((len(inputs[0]), *model.output_shape[1:])).astype("float32")
@@ -219,7 +219,7 @@ def _check_gradients(model, inputs, no_gradient):
 
 
 def check_nan(model):
-    """Checks that an image with NaN gets NaN in each logit, and the other images of its batch none."""
+    """Checks that all logits of an image with NaN are NaN, and that other images of the batch have none."""
     randomize(model, np.random.default_rng(0))
     x = np.random.default_rng(1).normal(size=(3, *model.input_shape[1:])).astype("float32")
     x[1, 0, 0, 0] = x[2] = np.nan

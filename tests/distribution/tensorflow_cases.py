@@ -42,7 +42,7 @@ def compiled(model, with_optimizer):
 
 
 def averaged():
-    """With a moving average, which the weights are at the end."""
+    """A model whose weights are replaced by their moving average at the end of training."""
     return compiled(build(num_layers=1), SGD(0.01, global_clipnorm=None, use_ema=True, ema_momentum=0.9))
 
 

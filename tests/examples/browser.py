@@ -16,7 +16,7 @@ FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --hide-scrollbars"
 )
-# Only this machine has an address.
+# Resolve no host names except this machine's own address.
 HOSTS = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 # Returns how far a page scrolls to the side, elements that are wider, and code that scrolls.
 OVERFLOW = """

@@ -39,7 +39,7 @@ def test_definition(num_heads, epsilon):
 
 
 def test_token_of_size_n_counts_as_n_copies():
-    """As if each were there that many times."""
+    """A token of size n gets the attention of n equal tokens."""
     x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
     sizes = np.array([[9, 2, 1, 3], [9, 1, 4, 2]], "int32")
     layer = AttentionPooling(2, 12, num_prefix_tokens=1)

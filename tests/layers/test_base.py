@@ -46,7 +46,7 @@ def test_quantized_inner_layers_are_called(called):
 
 
 def test_replaced_inner_layer_is_called():
-    """It may need the mode, which a call finds out."""
+    """A replaced layer may depend on `training`, which only `__call__` finds out."""
     block = TransformerBlock(2, 16)
     block.norm_1 = keras.layers.BatchNormalization(name="norm_1")
     block.build(TOKENS.shape)

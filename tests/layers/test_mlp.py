@@ -45,6 +45,6 @@ def test_dropout_acts_after_both_dense_layers():
     layer.set_weights([np.ones((4, 200)), np.zeros(200), np.ones((200, 4)), np.zeros(4)])
     y = ops.convert_to_numpy(layer(np.full((2000, 1, 4), 0.25, "float32"), training=True))
     assert abs((y == 0).mean() - rate) < 0.03
-    # What is left is a sum over 200 hidden units, each 0 or 2, times 2: mean 400, standard deviation 28.
+    # Outputs that are not dropped are 2 times a sum of 200 hidden units, each 0 or 2: mean 400, standard deviation 28.
     assert abs(y[y != 0].mean() - 400) < 3
     assert abs(y[y != 0].std() - np.sqrt(200) * 2) < 3

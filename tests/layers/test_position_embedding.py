@@ -30,7 +30,7 @@ def sincos2d(rows, columns, hidden_dim):
 
 
 def positions(layer, grid, hidden_dim=8):
-    """What a layer adds to the tokens of images of a grid, (tokens, hidden_dim)."""
+    """Returns what a layer adds to the tokens of images with this grid, (tokens, hidden_dim)."""
     tokens = np.zeros((1, layer.num_prefix_tokens + grid[0] * grid[1], hidden_dim), "float32")
     if layer.patch_size is None:
         return ops.convert_to_numpy(layer(tokens))[0]

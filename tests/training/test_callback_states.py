@@ -136,7 +136,7 @@ VALIDATION = (-X, Y)
 NO_STATE = {
     *("params", "_model", "monitor_op", "min_delta", "_current_epoch"),
     *("csv_file", "writer", "keys", "append_header"),
-    # Without meaning at the end of an epoch.
+    # These attributes have no meaning at the end of an epoch.
     *("_batches_seen_since_last_saving", "_last_batch_seen", "_ema_weights_in_model"),
     *("_prev_summary_state", "_epoch_start_time", "_batch_start_time", "_writers", "_should_write_train_graph"),
     *("_train_accumulated_time", "_previous_epoch_iterations"),

@@ -19,7 +19,7 @@ def linear():
 
 
 def gradients(kernel, bias):
-    """Of the mean squared error of a linear model."""
+    """Returns the gradients of the mean squared error of a linear model."""
     error = X @ kernel + bias - Y
     return X.T @ error * 2 / Y.size, error.sum(axis=0) * 2 / Y.size
 

@@ -37,9 +37,9 @@ class Answer:
 
     stop: int | None = None  # Bytes of the body before the connection is cut; None sends all.
     status: int = 200
-    announced: bool = True  # Whether the length of the body is announced.
-    body: bytes | None = None  # Replaces the server's own.
-    pause: float = 0  # Seconds after each 4 KiB.
+    announced: bool = True  # If True, the header states the length of the body.
+    body: bytes | None = None  # Replaces the body of the server.
+    pause: float = 0  # Seconds to wait after each 4 KiB.
 
     def __call__(self, handler):
         body = handler.server.body if self.body is None else self.body

@@ -44,7 +44,7 @@ def test_kernels_are_standardized_in_float32(policy, options):
         layer = StandardizedConv2D(4, 3, dtype=dtype, **options)
         layer.build((None, 6, 6, 8))
         layer.set_weights([kernel])
-        # What is convolved with one pixel is the kernel's middle.
+        # On an image of one pixel, only the middle of the kernel has an effect.
         one_pixel = np.eye(8, dtype="float32").reshape(8, 1, 1, 8)
         kernels.append(ops.convert_to_numpy(ops.cast(layer(one_pixel), "float32")))
     np.testing.assert_allclose(*kernels, atol=2e-2)

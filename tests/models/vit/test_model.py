@@ -153,7 +153,7 @@ def test_merging_equal_patches_keeps_the_outputs(changes, image_size):
     options = {"position_embedding": "none", "patch_size": 2, "image_size": image_size, **changes}
     model = randomize(build(**options))
     patches = images(2, 6, 5, 2, 2, 3)
-    # Of 6 x 10 patches, neighbours are equal.
+    # The images have 6 x 10 patches, in pairs of equal neighbours.
     x = np.repeat(patches, 2, axis=2).transpose(0, 1, 3, 2, 4, 5).reshape(2, 12, 20, 3)
     for token_merging in ((30, 0), (13, 0)):
         merging = build(token_merging=token_merging, **options)
