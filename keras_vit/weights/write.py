@@ -32,13 +32,18 @@ class _File(io.BufferedWriter):
 
 def write_npz(path, arrays, comment):
     """Writes a dict of arrays as an .npz archive. The zip comment is the dict `comment` with a checksum, in JSON."""
+    text = json.dumps({**comment, CHECKSUM: comment_checksum(comment)}).encode()
+    if len(text) > zipfile.ZIP_MAX_COMMENT:
+        expected = f"a config of at most {zipfile.ZIP_MAX_COMMENT} bytes, the limit of .npz files"
+        received = f"{len(text)} bytes. Are there many class names? Write a .safetensors or .keras file instead"
+        raise ValueError(f"Expected {expected}. Received: {received}")
     with replacing(path) as temporary:
         megabytes = sum(np.asarray(array).nbytes for array in arrays.values()) / MEGABYTE
         progress = Progress(megabytes, "MB", "MB", title=f"Writing {os.fsdecode(path)}")
         with progress, _File(temporary, progress) as file:
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
-            archive.comment = json.dumps({**comment, CHECKSUM: comment_checksum(comment)}).encode()
+            archive.comment = text
     _renew_sidecar(path)
 
 

@@ -11,6 +11,7 @@ import safetensors.numpy
 from keras_vit import console as progress
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
+from tests.errors import refuses
 
 ARRAYS = {"a": np.arange(6, dtype="float32").reshape(2, 3), "every_other": np.arange(8, dtype="float32")[::2]}
 ARRAYS |= {"transposed": ARRAYS["a"].T, "scalar": np.float32(3), "none": np.zeros((0, 2), "float32")}
@@ -52,6 +53,11 @@ def test_other_dtypes_are_refused_without_a_file(tmp_path):
         with pytest.raises(ValueError, match="Expected arrays of floats. Received: 'b' of dtype"):
             write_safetensors(path, {"a": np.ones(2, "float32"), "b": wrong}, {})
     assert os.listdir(tmp_path) == []
+
+
+def test_npz_refuses_longer_comments_than_zip_files_hold(tmp_path):
+    refuses(".safetensors or .keras", write_npz, tmp_path / "a.npz", ARRAYS, {"class_names": ["species"] * 9000})
+    assert not list(tmp_path.iterdir())
 
 
 def test_failed_write_leaves_old_file(tmp_path):
