@@ -15,7 +15,7 @@ from keras_vit.images.figures import finish, new_figure
 from keras_vit.images.table import CSVWriter
 from keras_vit.prediction.classes import ids_and_names, mean_probabilities, prediction_activation
 from keras_vit.prediction.inputs import real_array, to_numpy
-from keras_vit.prediction.outputs import image_batches
+from keras_vit.prediction.outputs import check_all_read, image_batches
 from keras_vit.prediction.preprocessing import require_normalization
 
 
@@ -70,11 +70,23 @@ def classification_report(
     report["confusion_matrix"] = matrix
     if num_mistakes:
         wrong = np.flatnonzero(predicted != labels)
+        places = _places(data, len(labels))
         worst = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:num_mistakes]
         images = _images_at(model, data, worst, batch_size)
-        parts = {"labels": labels[worst], "probabilities": probabilities[worst], "indices": worst}
+        parts = {"labels": labels[worst], "probabilities": probabilities[worst], "indices": places[worst]}
         report["mistakes"] = {"images": images, **parts}
     return report
+
+
+def _places(data, count):
+    """Returns the positions of the `count` readable images among all images of `data`, which may skip broken images."""
+    broken = getattr(data, "broken", {})
+    if not broken:
+        return np.arange(count)
+    places = np.flatnonzero([path not in broken for path in getattr(data, "file_paths", ())])
+    if len(places) != count:
+        check_all_read(data, count)
+    return places
 
 
 def _images_at(model, data, indices, batch_size):

@@ -17,6 +17,16 @@ def model():
     return model
 
 
+def test_indices_of_mistakes_count_broken_images(model):
+    class Data(list):
+        broken, file_paths, num_images = {"b": "truncated"}, ["a", "b", "c"], 3
+
+    data = Data([(IMAGES[:2], np.array([2, 0]))])
+    assert classification_report(model, data, num_mistakes=1, verbose=0)["mistakes"]["indices"].tolist() == [2]
+    data.file_paths = []
+    refuses("can all be read", classification_report, model, data, num_mistakes=1, verbose=0)
+
+
 def test_report_counts_each_class(model):
     report = classification_report(model, (IMAGES, np.array([0, 2, 2, 0, 0])), num_mistakes=2, verbose=0)
     assert report["num_images"] == 5 and report["top_1"] == pytest.approx(0.4) and "top_5" not in report
