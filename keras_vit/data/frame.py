@@ -6,7 +6,17 @@ from typing import Any
 from keras_vit import arguments
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, tf
-from keras_vit.images.table import classes, empty, fail, floats, indicators, read_columns, several_classes, weights
+from keras_vit.images.table import (
+    TableRows,
+    classes,
+    empty,
+    fail,
+    floats,
+    indicators,
+    read_columns,
+    several_classes,
+    weights,
+)
 
 
 def from_dataframe(
@@ -90,7 +100,7 @@ def from_dataframe(
     expected = f"Expected image files, at paths relative to {str(base)!r}, the `directory` (--images)"
     fail(expected, lines, missing, FileNotFoundError)
     # A table from `folds` keeps the classes of the whole table, even if it has no images of a rare class.
-    known = getattr(frame, "whole", {}).get(label_column, ()) if isinstance(label_column, str) else ()
+    known = frame.unchanged(label_column) if isinstance(frame, TableRows) and isinstance(label_column, str) else ()
     if label_column is None:
         labels, kind, names, count = None, None, (), 0
     elif options.get("labels") == "float":

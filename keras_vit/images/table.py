@@ -25,7 +25,12 @@ class TableRows(dict):
     def __init__(self, columns, lines, chosen):
         super().__init__({name: [values[row] for row in chosen] for name, values in columns.items()})
         what, numbers = lines
-        self.lines, self.whole = (what, [numbers[row] for row in chosen]), columns
+        self.lines, self.whole, self.chosen = (what, [numbers[row] for row in chosen]), columns, chosen
+
+    def unchanged(self, name):
+        """Returns the values of a column in all rows of the table, or () if the user changed the column."""
+        whole = self.whole.get(name, ())
+        return whole if list(self[name]) == [whole[row] for row in self.chosen if whole] else ()
 
 
 def read_columns(frame, argument="frame"):

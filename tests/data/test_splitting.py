@@ -127,6 +127,9 @@ def test_errors_of_parts_name_line_of_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="Received: row 7: "):
         for training, _ in data.folds(table, 2):
             data.from_dataframe(training, **OPTIONS)
+    for training, _ in data.folds({"path": table["path"][:7], "label": table["label"][:7]}, 2):
+        training["label"] = [int(name == "dog") for name in training["label"]]
+        assert data.from_dataframe(training, **OPTIONS).class_names == ["0", "1"]
     # The rows of a changed part are counted anew.
     training, _ = next(data.folds({"path": table["path"][:7], "label": table["label"][:7]}, 2))
     for column, cell in (("path", tmp_path / "gone.png"), ("label", "cat")):
