@@ -63,7 +63,8 @@ def class_order(names, onto, owner):
     `onto` are the class names of the model or of the training data. `owner` is "the model" or "the training data", for
     the error message.
     """
-    if names is None or onto is None or list(names) == list(onto):
+    # If either names are unknown or numbers, the labels are class indices.
+    if not arguments.names_differ(names, onto):
         return None
     names, onto = list(names), list(onto)
     if unknown := [name for name in names if onto.count(name) != 1]:

@@ -141,6 +141,8 @@ def test_accuracy_matches_classes_by_name():
     assert accuracy(named, data, k=1, verbose=0) == {"top_1": 1.0}
     assert evaluation.classification_report(named, data, verbose=0)["per_class"] == [1, None, 1, 1, 1]
     assert accuracy(model, data, k=1, verbose=0) == {"top_1": 0.25}, "without names of the model, places count"
+    data.class_names = list("0123")
+    assert accuracy(named, data, k=1, verbose=0) == {"top_1": 0.25}, "numbers are class indices"
     data.class_names = ["e", "d", "c", "z"]
     refuses(r"names that occur once in the model: \['a', .*Received: .*'z'", accuracy, named, data, k=1, verbose=0)
     data.class_names = ["e", "d", "c"]
