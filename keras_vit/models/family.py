@@ -83,7 +83,13 @@ class FamilyModel(CheckedRuns, keras.Model):
 
     def _configure(self, *args, jit_compile="auto", **kwargs):
         super().compile(*args, jit_compile=jit_compile, **kwargs)
+        self._given_jit_compile = jit_compile
         forward.follow_jit_compile(self, jit_compile)
+
+    def get_compile_config(self):
+        # Keras would save True or False in place of "auto", and another backend would then not choose for itself.
+        config = super().get_compile_config()
+        return config and {**config, "jit_compile": self._given_jit_compile}
 
     def compile_from_config(self, config):
         """Compiles a loaded model with its saved settings.

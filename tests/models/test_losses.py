@@ -77,4 +77,5 @@ def test_file_compiled_with_a_wrong_loss_still_opens(tmp_path, monkeypatch):
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     assert again.compiled and again.loss == "sparse_categorical_crossentropy"
+    assert again.get_compile_config()["jit_compile"] == "auto"
     np.testing.assert_array_equal(again.get_weights()[-1], model.get_weights()[-1])
