@@ -271,7 +271,7 @@ def _data_problems(model, graph, seen, heads):
         if not isinstance(labels, np.ndarray) or not num_classes:
             continue
         where = f"For the output {name!r}: " if name else ""
-        wrong = task_problem(graph, loss, num_classes) or label_problem(labels, num_classes, loss)
+        wrong = task_problem(graph, labels, loss, num_classes) or label_problem(labels, num_classes, loss)
         if not wrong and all_labels is not None and all_labels.ndim == labels.ndim:
             wrong = label_problem(all_labels, num_classes, loss)
         if wrong:

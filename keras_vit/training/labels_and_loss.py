@@ -56,8 +56,8 @@ def classification_heads(model, graph, seen, compiled):
     return heads
 
 
-def task_problem(graph, loss, num_classes):
-    """Returns an error message if the loss does not fit the model's task, otherwise None."""
+def task_problem(graph, labels, loss, num_classes):
+    """Returns an error message if the loss or the number of targets does not fit the model's task, otherwise None."""
     task = getattr(getattr(graph, "config", None), "task", None)
     softmax = loss is not None and loss.kind != "multi_hot"
     if softmax and num_classes == 1:
@@ -68,6 +68,9 @@ def task_problem(graph, loss, num_classes):
     if (softmax and task == "multi_label") or (loss is not None and task == "regression"):
         wanted = "BinaryCrossentropy(from_logits=True)" if task == "multi_label" else '"mse"'
         return f"Expected a loss for task={task!r}, such as {wanted}. Received: {loss.name}"
+    targets = 1 if labels.ndim == 1 else labels.shape[1]
+    if task == "regression" and targets != num_classes:
+        return f"Expected a target for each of the {num_classes} outputs. Received: {targets} per image"
     return None
 
 
