@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import keras
 import numpy as np
 
@@ -90,6 +92,8 @@ def train(
     checkpoints = CheckpointSlots(arguments.path("resume", resume), keep)
     arguments.non_negative_int("seed", seed)
     arguments.choice("verbose", verbose, (0, 1, 2, "auto"))
+    if class_weight is not None:
+        arguments.instance("class_weight", class_weight, Mapping, "a dict {class index: weight}")
     allow = tuple(arguments.choice("allow", part, PARTS) for part in arguments.several("allow", allow))
     params = {"verbose": verbose, "epochs": epochs, "steps": None}
     run = ResumableRun(model, arguments.several("callbacks", callbacks), checkpoints, save_every, params)

@@ -325,6 +325,7 @@ def test_preflight_softmax_of_another_task_is_refused():
     refuses("a loss for task='multi_label'.*BinaryCrossentropy", look, model, (IMAGES, np.eye(5)[LABELS]), CATEGORICAL)
     model = build(task="regression")
     refuses("a loss for task='regression'.*mse", look, model, (IMAGES, np.eye(5)[LABELS]), CATEGORICAL)
+    refuses("each of the 5 outputs. Received: 1 per image", look, model, (IMAGES, LABELS.astype("float32")), "mse")
 
 
 def test_fit_class_weights_of_several_labels_are_refused(tmp_path):
@@ -332,3 +333,4 @@ def test_fit_class_weights_of_several_labels_are_refused(tmp_path):
     model.compile("sgd", CATEGORICAL)
     options = {"resume": tmp_path, "class_weight": {0: 2.0}}
     refuses("one class per image for `class_weight`", fit, model, (IMAGES, several), 1, **options)
+    refuses("`class_weight`. Expected a dict", fit, model, (IMAGES, LABELS), 1, resume=tmp_path, class_weight=[1.0])
