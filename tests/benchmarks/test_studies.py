@@ -53,16 +53,6 @@ def test_quick_study_writes_results_and_plot(name, tmp_path):
     assert (tmp_path / "study.png").stat().st_size > 5_000
 
 
-def test_study_results_are_sorted_by_case_and_seed(study, tmp_path):
-    rows = {"b/0": {"seconds": 1}, "a 1/10/2": {"seconds": 1}, "a 1/10/0": {"score": 0.5, "seconds": 2}}
-    study._write(tmp_path / "out.json", {"runs": rows}, {"a 1/10": {}, "b": {}})
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert list(found["runs"]) == ["a 1/10/0", "a 1/10/2", "b/0"]
-    assert study.without_times(found)["runs"]["a 1/10/0"] == {"score": 0.5}
-    table = study.table("score", {"a 1/10": [{"score": 0.25}, {"score": 0.75}], "b": [{}]})
-    assert table.splitlines() == ["case    score", "a 1/10  0.5000 ± 0.3536 (2 seeds)"]
-
-
 def test_study_cases_match_the_arguments_of_run(study):
     for name in NAMES:
         made = importlib.import_module(name).STUDY
