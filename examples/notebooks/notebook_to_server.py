@@ -5,7 +5,7 @@
 # image files to it over HTTP. onnxruntime runs the model as an ONNX file, without Keras. At the end, the notebook
 # compares the answers of Keras, of the server and of onnxruntime. All three predict the same classes.
 #
-# **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Requests that are no pictures · 6 ONNX · 7 The
+# **Contents**: 1 A model · 2 SavedModel · 3 The server · 4 A client · 5 Files that are not pictures · 6 ONNX · 7 The
 # three answers · 8 Stop the server
 #
 # This notebook needs `keras_vit` with the extras `examples` and `formats`, and the repository's folder
@@ -140,7 +140,7 @@ done = subprocess.run(command, cwd=paths[0].parent, capture_output=True, text=Tr
 print(done.stdout or done.stderr)
 
 # %% [markdown]
-# ## 5 Requests that are no pictures
+# ## 5 Files that are not pictures
 #
 # A file that cannot be read gets an error status, and the other pictures of the request still get their answers. An
 # invalid request is refused with a reason.

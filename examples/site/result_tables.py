@@ -120,7 +120,7 @@ def pretraining():
 
 
 def processor_of(found):
-    """Returns the name of the processor on which a result was measured, with its family and model."""
+    """Returns the processor on which a result was measured: its name, CPU family and CPU model number."""
     return found["processor"].removeprefix("model name ")
 
 
@@ -325,7 +325,7 @@ def processors():
 def ratio(spread):
     """Returns a median and its confidence interval as text.
 
-    If the interval covers less than 95 % probability, the text also gives the coverage.
+    If the confidence level of the interval is below 95 %, the text also states the level.
     """
     width = "" if spread["coverage"] >= 0.95 else f", in {spread['coverage']:.0%}"
     interval = f" ({spread['low']:.2f} to {spread['high']:.2f}{width})" if spread["coverage"] else ""
@@ -523,7 +523,7 @@ def mae_step():
 
 
 def exports():
-    """Returns the table of exports that benchmarks/export.py makes."""
+    """Returns a table of the results of benchmarks/export.py."""
     return benchmark("export").table(RESULTS)
 
 

@@ -42,7 +42,7 @@ class Epochs:
         if self._repeat:
             numbers = tf.data.Dataset.range(self.first, LAST)
             return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
-        # If `skip_batches` starts within an epoch, an iteration ends at the same position of the next epoch.
+        # If `skip_batches` makes the data start within an epoch, an iteration ends at that position of the next epoch.
         parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
         parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
         upcoming = self._next

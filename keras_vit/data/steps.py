@@ -8,8 +8,8 @@ from keras_vit.data.augment import Policy, RandAugment
 from keras_vit.data.keras_layers import seeded, unchecked
 from keras_vit.data.source import tf
 
-# Settings of timm: the range of the share of the image that the rectangle covers, the range of the rectangle's aspect
-# ratio (height / width), and the number of attempts to find a rectangle that fits into the image.
+# timm's settings of random erasing: the range of the erased share of the image, the range of the aspect ratio (height /
+# width) of the erased rectangle, and the number of attempts to find a rectangle that fits into the image.
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
@@ -132,7 +132,7 @@ class Steps:
         self._layers = [seeded(layer, tf.TensorSpec((1, *image))) for layer in augmentation.layers]
         self._mixers = [Mix(policy)] if policy.mixes else []
         self._mixers += [mixer(layer, image, source.num_classes) for layer in augmentation.mixers]
-        # Make each function a single graph node, because an iteration over a graph with few nodes starts faster.
+        # Make each function a single graph node, because an iterator starts faster if its graph has few nodes.
         self.decode, self.prepare = (
             tf.function(f, autograph=False, experimental_attributes={"_noinline": True})
             for f in (self._decode, self._prepare)

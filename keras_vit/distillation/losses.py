@@ -115,5 +115,5 @@ def _as_logits(teacher_logits, logits):
             raise arguments.invalid(name, "logits of shape (batch, num_classes)", tuple(x.shape))
     shape, num_classes = tuple(given["teacher_logits"].shape), given["logits"].shape[1]
     if shape[1] != num_classes:
-        raise arguments.invalid("teacher_logits", f"the {num_classes} classes of `logits`", shape)
+        raise arguments.invalid("teacher_logits", f"logits of {num_classes} classes, as in `logits`", f"shape {shape}")
     return [ops.cast(ops.convert_to_tensor(x), "float32") for x in given.values()]

@@ -100,7 +100,7 @@ def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequ
         raise invalid("members", "at least one", "none")
     values = [1] * len(members) if weights is None else arguments.several("weights", weights)
     if len(values) != len(members):
-        raise invalid("weights", f"one for each of {len(members)} members", len(values))
+        raise invalid("weights", f"{len(members)} numbers, one for each member", f"{len(values)} numbers")
     if not all(arguments.is_number(value) and value >= 0 for value in values) or not sum(values):
         raise invalid("weights", "numbers of at least 0, not all 0", values)
     weights = [float(value) / sum(values) for value in values]

@@ -223,8 +223,8 @@ def _lookup(values, class_names, num_classes):
     index = {name: i for i, name in enumerate(sorted({str(v) for v in values}))}
     if spaced := [(name, name.strip()) for name in index if name != name.strip() and name.strip() in index]:
         raise ValueError(
-            f"Expected labels that differ in more than spaces. Received: {spaced[0]}. Remove the spaces, add them to "
-            "`label_separator`, or pass `class_names` if both are classes."
+            f"Expected labels that differ in more than spaces. Received: {spaced[0]}. Remove the spaces in the table. "
+            "If spaces separate labels, add them to `label_separator`. If these are two classes, pass `class_names`."
         )
     return (lambda v: index.get(str(v))), tuple(index), len(index)
 

@@ -39,8 +39,8 @@ FREE = VIEWS + _classes(
     "Maximum|Minimum|Multiply|Subtract|(Cropping|UpSampling|ZeroPadding)[123]D|CenterCrop|RandomCrop|Rescaling|"
     "Resizing|Permute|RepeatVector|Embedding|Masking"
 )
-# Operations of `keras.ops` that are counted with 0 activations. Their output is a view of the input, or training keeps
-# the output instead of the input.
+# Operations of `keras.ops` that add no stored activations. Their output is a view of the input, or training stores the
+# output and frees the input, so that the number of stored values does not change.
 VIEW_OPERATIONS = (
     "BroadcastTo|Cast|ExpandDims|GetItem|Pad|Relu|Reshape|Softmax|Split|Squeeze|StopGradient|Transpose|Unstack|Where"
 )

@@ -139,7 +139,7 @@ class TransformerBlock(CompositeLayer):
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _checked(self, num_outputs):
-        """Returns `num_outputs`; raises ValueError if these tokens include patches that token merging could change."""
+        """Returns `num_outputs`; raises if the first `num_outputs` tokens include patches that are merged."""
         num_outputs = arguments.optional(arguments.positive_int, "num_outputs", num_outputs)
         if num_outputs and self.token_merging and num_outputs > self.num_prefix_tokens:
             expected = f"at most {self.num_prefix_tokens}, the number of prefix tokens, because the block merges tokens"

@@ -114,7 +114,7 @@ def recognise(keys, container, facts):
         if str(model_type).startswith("siglip2"):
             why = " SigLIP 2 with NaFlex needs patches as input and a mask for padding, which are not supported."
         raise ValueError(
-            f"Its config.json contains model_type={model_type!r}. Expected one of {', '.join(map(repr, known))}.{why}"
+            f"The config.json contains model_type={model_type!r}. Expected one of {', '.join(map(repr, known))}.{why}"
         )
     for family in FAMILIES.values():
         found = family.recognise(keys, container, facts)

@@ -377,7 +377,8 @@ def _unknown(name, value, function, known):
     if meant and ("=" not in meant or meant.partition("=")[0] in known):
         hint = f". Use {meant}"
     else:
-        # A word of another library may resemble an unrelated argument, so suggest only arguments that contain the word.
+        # The name that another library uses may resemble an unrelated argument of this family. For such names, suggest
+        # only arguments that contain the name.
         hint = arguments.nearest(name, known if meant is None else [each for each in known if name in each])
         hint = hint or f". See help(keras_vit.{function}) and the fields of its config"
     return ValueError(f"Expected an argument of keras_vit.{function}. Received: {name}={value!r}{hint}")

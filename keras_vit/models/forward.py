@@ -41,7 +41,7 @@ def set_compiled(model, compiled=True):
 
 
 def why_not(model):
-    """Returns the reason why PyTorch cannot compile on the device of a model; None if PyTorch can."""
+    """Returns the reason why `torch.compile` does not work on the device of a model, or None if it works."""
     return _why_not(model.variables[0].value.device)
 
 

@@ -129,10 +129,11 @@ class MetaPseudoLabels(TrainingWrapper):
     ['accuracy', 'feedback', 'loss', 'supervised_loss', 'teacher_loss', 'uda_loss']
 
     Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A. The defaults are from the
-    official code for CIFAR-10 with 4,000 labels. The official code differs from the paper and from this class in
-    two points. It draws no hard labels but uses soft labels, so the gradient of the feedback term is 0. Its feedback
-    has the opposite sign. This class computes the student's loss before and after the step in inference mode, so that
-    dropout does not hide the effect of the step.
+    official code for CIFAR-10 with 4,000 labels. The official code differs from the paper and from this class in two
+    points. It uses the teacher's probabilities as soft labels and draws no hard labels, so the feedback multiplies the
+    cross-entropy of the teacher's output with itself as a constant target, whose gradient is 0. Also, the sign of its
+    feedback is the opposite. This class computes the student's loss before and after the step in inference mode, so
+    that dropout does not hide the effect of the step.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def unwritten(config):
 
 
 def settings_of_name(name):
-    """Returns the fields of a timm architecture, without the image size, or None if it is not supported."""
+    """Returns the config fields of a timm architecture except the image size, or None if it is not supported."""
     fields = next((fields for pattern, fields in _KINDS if re.fullmatch(pattern, name)), None)
     if fields is None:
         return None

@@ -94,7 +94,7 @@ class PthFile(WeightsFile):
 
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
             raise refuse(self.path, f"{key!r} is a {type(tensor).__name__}, expected a tensor with a string as key")
-        # Arrays of integers, such as the position numbers in CLIP's files, get an entry but are never read.
+        # List integer arrays, such as the position numbers in CLIP's files, too. Their values are never read.
         number = tensor.is_floating_point() or tensor.dtype == torch.int64
         if not number or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise refuse(self.path, f"{key!r} is of dtype {tensor.dtype} and {tensor.layout}, expected plain floats")
