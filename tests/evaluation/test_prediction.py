@@ -107,7 +107,7 @@ def test_ensemble_of_arrays_is_weighted_mean():
         ([first, second[:3]], None, r"one shape.*\(3, 3\), \(4, 3\)"),
         ([first], [0.0], "not all 0"),
         ([first, second], [1, -1], "at least 0"),
-        ([first, second], [1], "each of 2 members. Received: 1"),
+        ([first, second], [1], "2 numbers, one for each member. Received: 1"),
         ([first, build()], None, "only models or only predictions"),
     ):
         refuses(message, ensemble, members, weights)
