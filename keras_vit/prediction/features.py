@@ -48,7 +48,8 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
     if is_vit and format == "map":
         check_every_patch(model, found[: max(i % len(found) for i in blocks) + 1])
         config = config_of(model)
-        to_map = PatchMap(config.patch_size, config.num_prefix_tokens, name="patch_map")
+        # Pass the dtype, because the global policy may have a lower precision than the model.
+        to_map = PatchMap(config.patch_size, config.num_prefix_tokens, dtype=outputs[0].dtype, name="patch_map")
         outputs = [to_map(x, model.get_layer("patch_embedding").input) for x in outputs]
     return keras.Model(model.input, outputs, name=f"{model.name}_features")
 

@@ -13,7 +13,10 @@ def numpy(outputs):
     return [ops.convert_to_numpy(y) for y in outputs]
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_registers": 2}, {"pooling": "gap"}, {"image_size": (None, None)}])
+CHANGES = [{}, {"num_registers": 2}, {"pooling": "gap"}, {"image_size": (None, None)}, {"dtype": "mixed_float16"}]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 def test_feature_maps_are_the_patch_tokens(changes):
     model = randomize(build(num_layers=3, **changes))
     x = np.random.default_rng(0).normal(size=(2, 9, 14, 3) if "image_size" in changes else (2, 16, 16, 3))
@@ -21,7 +24,7 @@ def test_feature_maps_are_the_patch_tokens(changes):
     maps = numpy(keras_vit.features(model, blocks=(0, -1), format="map")(x))
     rows, columns = x.shape[1] // 4, x.shape[2] // 4
     for t, m in zip(tokens, maps, strict=True):
-        assert m.shape == (2, rows, columns, 12)
+        assert m.shape == (2, rows, columns, 12) and m.dtype == t.dtype
         np.testing.assert_array_equal(m.reshape(2, rows * columns, 12), t[:, t.shape[1] - rows * columns :])
     np.testing.assert_array_equal(tokens[1], ops.convert_to_numpy(keras_vit.features(model, blocks=(2,))(x)))
 
