@@ -39,7 +39,7 @@ def features(model: keras.Model, blocks: Sequence[int] | None = None, format: st
     format = arguments.choice("format", format or ("tokens" if is_vit else "map"), ("tokens", "map"))
     if blocks is None:
         blocks = (3, 7, 11) if is_vit else _ends_of_stages(found)
-    is_indices = isinstance(blocks, Sequence) and all(isinstance(i, numbers.Integral) for i in blocks)
+    is_indices = isinstance(blocks, Sequence) and blocks and all(isinstance(i, numbers.Integral) for i in blocks)
     if not is_indices or not all(-len(found) <= i < len(found) for i in blocks):
         expected = f"block indices below {len(found)}, the model's depth, such as (0, -1)"
         raise ValueError(f"Expected {expected}. Received: blocks={reprlib.repr(blocks)}")

@@ -58,7 +58,7 @@ def test_features_of_clones_and_models_with_own_head(kind, tmp_path):
 
 
 def test_features_bad_argument_is_named():
-    for blocks in ((0, 2), 5, np.zeros((2, 16, 16, 3))):
+    for blocks in ((0, 2), 5, (), np.zeros((2, 16, 16, 3))):
         refuses("Received: blocks=", keras_vit.features, build(), blocks=blocks)
     refuses("`format`", keras_vit.features, build(), blocks=(0,), format="image")
     inputs = keras.Input((16, 16, 3))
