@@ -94,7 +94,8 @@ def checked_top(top, classes):
 
 def most_probable(probabilities, classes, top):
     """Returns the `top` classes of each row as (id, name, probability), most probable first."""
-    best = np.argsort(-probabilities, axis=1)[:, :top]
+    # With a stable sort, the first of several equal classes comes first, as with `argmax`.
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
     return [[(*classes[i], float(row[i])) for i in order] for row, order in zip(probabilities, best, strict=True)]
 
 

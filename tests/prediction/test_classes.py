@@ -45,6 +45,9 @@ def test_decode_predictions_best_first():
     first, second = keras_vit.decode_predictions(ops.convert_to_tensor(p.astype("float32")), top=2)
     assert [name for _, name, _ in first] == ["Egyptian_cat", "tabby"]
     assert [(wnid, round(score, 4)) for wnid, _, score in second] == [("n15075141", 0.6), ("n01443537", 0.2)]
+    tied = (np.eye(1000)[:500] + np.eye(1000)[500:]) / 2
+    first = [(wnid, name) for ((wnid, name, _),) in keras_vit.decode_predictions(tied, top=1)]
+    assert first == list(imagenet_classes()[:500])
 
 
 def test_decode_predictions_refuses_logits_shapes_and_top():
