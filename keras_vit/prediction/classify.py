@@ -46,10 +46,11 @@ def read_image(path: str | os.PathLike, model: keras.Model) -> np.ndarray:
 
 def _read_for(path, model, tta):
     """Reads an image like `read_image`. If `tta` crops images, the height and width are 8/7 of the model's size."""
-    if len(arguments.model(model).inputs) != 1 or len(model.inputs[0].shape) != 4:
-        shapes = ", ".join(str(tuple(x.shape)) for x in model.inputs)
+    # A model that is neither functional nor built has no `inputs`.
+    shapes = [tuple(x.shape) for x in getattr(arguments.model(model), "inputs", None) or ()]
+    if len(shapes) != 1 or len(shapes[0]) != 4:
         raise ValueError(f"Expected a model of images, (batch, height, width, channels). Received: inputs {shapes}")
-    _, height, width, channels = model.inputs[0].shape
+    _, height, width, channels = shapes[0]
     image = read_pixels(arguments.path("path", path), channels)
     if height is None or width is None:
         return image.astype("float32")
