@@ -22,7 +22,8 @@ def preprocess_input(x, model: keras.Model | None = None):
             checkpoints expect.
 
     Raises:
-        ValueError: If the model has no constants, or an array is outside 0..255 or already looks scaled to 0..1.
+        ValueError: If the model has no constants, the channels of `x` do not fit them, or an array is outside 0..255 or
+            already looks scaled to 0..1.
 
     Example:
 
@@ -45,6 +46,9 @@ def scaled(x, model=None):
     """Scales images as `preprocess_input` does, without the check for images in 0..1."""
     layer = ImageNormalization() if model is None else require_normalization(model)
     scaled_by_model = model is not None and layer.apply
+    if (channels := np.shape(x)[-1]) is not None:
+        # Gray images would otherwise be broadcast to the channels of the constants.
+        layer.preprocessing.check_channels(channels)
     if isinstance(x, (list, tuple, np.ndarray)):
         x = np.asarray(x, "float32")
         if x.size and not (x.min() >= 0 and x.max() <= 255):

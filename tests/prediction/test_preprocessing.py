@@ -43,23 +43,17 @@ def test_include_preprocessing_equals_preprocess_input():
     np.testing.assert_allclose(answers(inside, images), expected, atol=1e-4)
 
 
-def test_preprocess_input_of_backend_tensors():
-    tensor = ops.convert_to_tensor(raw())
-    for model in (None, build(preprocessing=IMAGENET), build(include_preprocessing=True)):
-        y = keras_vit.preprocess_input(tensor, model)
-        assert keras.backend.is_keras_tensor(y) is False and keras.backend.standardize_dtype(y.dtype) == "float32"
-        np.testing.assert_allclose(ops.convert_to_numpy(y), keras_vit.preprocess_input(raw(), model), atol=1e-5)
-
-
-def test_preprocess_input_ignores_channels_first():
-    model = build(preprocessing=IMAGENET)
-    expected = keras_vit.preprocess_input(raw()[:, :3, :3], model)
-    keras.config.set_image_data_format("channels_first")
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_preprocess_input_of_backend_tensors(data_format):
+    images, models = raw()[:, :3, :3], (None, build(preprocessing=IMAGENET), build(include_preprocessing=True))
+    keras.config.set_image_data_format(data_format)
     try:
-        actual = keras_vit.preprocess_input(ops.convert_to_tensor(raw()[:, :3, :3]), model)
+        found = [keras_vit.preprocess_input(ops.convert_to_tensor(images), model) for model in models]
     finally:
         keras.config.set_image_data_format("channels_last")
-    np.testing.assert_allclose(ops.convert_to_numpy(actual), expected, atol=1e-5)
+    for y, model in zip(found, models, strict=True):
+        assert keras.backend.is_keras_tensor(y) is False and keras.backend.standardize_dtype(y.dtype) == "float32"
+        np.testing.assert_allclose(ops.convert_to_numpy(y), keras_vit.preprocess_input(images, model), atol=1e-5)
 
 
 def test_preprocess_input_in_tf_data():
@@ -75,9 +69,11 @@ def test_images_out_of_range_are_refused(bad):
     refuses(r"Expected images of 0\.\.255", keras_vit.preprocess_input, np.full((1, 2, 2, 3), bad))
 
 
-def test_preprocess_input_needs_a_normalization_layer():
+def test_preprocess_input_needs_constants_for_the_channels():
     inputs = keras.Input((4,))
     refuses("normalization", keras_vit.preprocess_input, raw(), keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+    for gray in (raw()[..., :1], ops.convert_to_tensor(raw()[..., :1])):
+        refuses("the images' 1 channels", keras_vit.preprocess_input, gray, build(preprocessing=IMAGENET))
 
 
 @pytest.mark.parametrize("model", [None, {}, {"include_preprocessing": True}])
