@@ -97,8 +97,9 @@ def integer(value):
 
 
 def class_number(value):
-    """Parses a class number. Returns None for other text and for numbers with leading zeros, such as "001"."""
-    return None if isinstance(value, str) and re.match(r"\s*[+-]?0\d", value) else integer(value)
+    """Parses a class number. Returns None for other text and for numbers such as "001" or "0_1"."""
+    # Python reads "0_1" as 1, and "1_0" as 10.
+    return None if isinstance(value, str) and re.match(r"\s*[+-]?0\d|.*_", value) else integer(value)
 
 
 def real(value):

@@ -154,12 +154,14 @@ def test_csv_cells_are_text_with_quotes_and_no_missing_values(folder, tmp_path):
     assert data.class_names == sorted(names) and labels(data) == [sorted(names).index(name) for name in names]
 
 
-def test_numbers_with_leading_zeros_are_names(folder, tmp_path):
+def test_numbers_with_leading_zeros_or_underscores_are_names(folder, tmp_path):
     for i, path in enumerate(write_classes(tmp_path, 6, num_classes=3)[:3]):
         path.parent.rename(tmp_path / ["001", "003", "010"][i])
     assert from_directory(tmp_path, image_size=8).class_names == ["001", "003", "010"]
     data = make({"path": PATHS, "label": ["001", "003", "010", "001", "003", "010"]}, folder)
     assert data.class_names == ["001", "003", "010"] and labels(data) == [0, 1, 2] * 2
+    data = make({"path": PATHS, "label": ["1", "0", "0_1"] * 2}, folder)
+    assert data.class_names == ["0", "0_1", "1"] and labels(data) == [2, 0, 1] * 2
     assert make({"path": PATHS, "label": ["1", "0", "2"] * 2}, folder).class_names == ["0", "1", "2"]
     refuses("row 0: '01'", make, {"path": PATHS, "label": ["01", "1"] * 3}, folder, class_names=["1", "2"])
 
