@@ -44,7 +44,8 @@ def folds(
     """
     columns, lines, _ = read_columns(frame)
     num_rows = len(next(iter(columns.values()), []))
-    if isinstance(k, bool) or not isinstance(k, int) or not 2 <= k <= num_rows:
+    k = arguments.positive_int("k", k)
+    if not 2 <= k <= num_rows:
         raise ValueError(f"Expected `k` to be an integer from 2 to the {num_rows} rows. Received: {k!r}")
     if label_column is not None and label_column not in list(columns):
         raise ValueError(f"Expected `label_column` to be one of {list(columns)}. Received: {label_column!r}")

@@ -146,7 +146,7 @@ def test_folds_validate_each_row_once_and_are_stratified(labels):
         assert sorted(training["path"] + validation["path"]) == sorted(table["path"])
         assert [labels[table["path"].index(path)] for path in validation["path"]] == validation["label"]
         assert all(1 <= validation["label"].count(label) <= 2 for label in set(labels))
-    assert made == list(data.folds(table, 3)) and made != list(data.folds(table, 3, seed=1))
+    assert made == list(data.folds(table, np.int64(3))) and made != list(data.folds(table, 3, seed=1))
 
 
 @pytest.mark.parametrize("labels, separator, names", FOLDS_HAVE_ALL_CLASSES_OF_THEIR_TABLE)
