@@ -44,7 +44,7 @@ class Crop:
         flip: Bool, mirror each image with probability 0.5.
         channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels. The arrays in `.npy`
             files must have this number of channels.
-        scale: (smallest, largest) share of the area for "pretrain", in (0, 1].
+        scale: (smallest, largest) share of the area for "pretrain", in (0, 1]; None: (0.05, 1.0).
         resize_size: (height, width) for "finetune"; None: 448 for an image size of 384, 512 for 480, and 8/7 of the
             image size for all other sizes.
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
@@ -74,7 +74,7 @@ class Crop:
     kind: str = "pretrain"
     flip: bool = False
     channels: int = 3
-    scale: tuple[float, float] = (0.05, 1.0)
+    scale: tuple[float, float] | None = None
     resize_size: tuple[int, int] | None = None
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     max_pixels: int = 50_000_000
@@ -88,15 +88,16 @@ class Crop:
         arguments.each(arguments.boolean, flip=self.flip, arrays=self.arrays)
         arguments.each(arguments.positive_int, channels=self.channels, max_pixels=self.max_pixels)
         arguments.instance("preprocessing", self.preprocessing, Preprocessing)
-        is_pair = isinstance(self.scale, (tuple, list)) and len(self.scale) == 2
-        if not is_pair or not all(map(arguments.is_number, self.scale)) or not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", self.scale)
+        scale = (1, 1) if self.scale is None else self.scale
+        is_pair = isinstance(scale, (tuple, list)) and len(scale) == 2 and all(map(arguments.is_number, scale))
+        if not is_pair or not 0 < scale[0] <= scale[1] <= 1:
+            raise arguments.invalid("scale", "(smallest, largest) in (0, 1]", scale)
         if self.resize_size and any(r < s for r, s in zip(self.resize_size, self.image_size, strict=True)):
             raise arguments.invalid("resize_size", f"at least {self.image_size}", self.resize_size)
-        if self.resize_size and self.kind != "finetune":
-            raise arguments.invalid(
-                "resize_size", f'None with the crop {self.kind!r}, or the crop "finetune"', resize_size
-            )
+        for name, kind in (("scale", "pretrain"), ("resize_size", "finetune")):
+            if getattr(self, name) is not None and self.kind != kind:
+                expected = f'None with the crop {self.kind!r}, or the crop "{kind}"'
+                raise arguments.invalid(name, expected, getattr(self, name))
 
     def __call__(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
         return self.resize(self.decode(encoded, seed), seed)
@@ -214,7 +215,7 @@ class Crop:
             seed,
             min_object_covered=0.0,
             aspect_ratio_range=(3 / 4, 4 / 3),
-            area_range=self.scale,
+            area_range=self.scale or (0.05, 1.0),
             use_image_if_no_bounding_boxes=True,
         )
         return tf.concat([start[:2], extent[:2]], 0)

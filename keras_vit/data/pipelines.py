@@ -96,7 +96,7 @@ def pipeline(
     training: bool = True,
     augment: str | Policy | keras.layers.Layer | Sequence[Policy | keras.layers.Layer] | None = None,
     crop: str | None = None,
-    scale: tuple[float, float] = (0.05, 1.0),
+    scale: tuple[float, float] | None = None,
     resize_size: int | tuple[int, int] | None = None,
     flip: bool | None = None,
     labels: str | None = None,

@@ -117,7 +117,9 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         model = build(recipe, labels.num_classes, weights, labels.class_names)
     options |= {"batch_size": recipe.batch_size, "preprocessing": model}
     options |= {"num_shards": split.num_shards, "shard_index": split.shard_index}
-    augmented = {"crop": recipe.crop, "scale": (recipe.crop_scale, 1.0), "flip": recipe.flip, "augment": recipe.policy}
+    augmented = {"crop": recipe.crop, "flip": recipe.flip, "augment": recipe.policy}
+    if recipe.crop == "pretrain":
+        augmented["scale"] = (recipe.crop_scale, 1.0)
     training = functools.partial(make_dataset, "train", training=True, repeat=True, **augmented, **options)
     train = training()
     one_hot = len(train.element_spec[1].shape) == 2

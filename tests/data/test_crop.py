@@ -162,6 +162,7 @@ def test_max_pixels_is_inclusive():
         ({"image_size": (16, -1)}, "`image_size`. Expected an integer of at least 1. Received: -1"),
         ({"resize_size": (4, 4)}, r"`resize_size`. Expected at least \(8, 8\)"),
         ({"resize_size": 9, "kind": "pad"}, r"None with the crop 'pad', or .*. Received: \(9, 9\)"),
+        ({"scale": (0.5, 1.0), "kind": "eval"}, "`scale`. Expected None with the crop .eval., or .*pretrain"),
     ],
 )
 def test_crop_refuses_invalid_argument(changes, message):

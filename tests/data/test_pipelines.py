@@ -29,7 +29,6 @@ PIPELINE_REFUSES_INVALID_ARGUMENT = [
     ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
     ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
     ({"image_size": 0}, "`image_size`. Expected an integer of at least 1"),
-    ({"skip_batches": -1}, "`skip_batches`. Expected an integer of at least 0. Received: -1"),
     ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),
     ({"num_shards": 3}, "`batch_size`. Expected a multiple of num_shards=3. Received: 8"),
     ({"num_shards": 2}, "`repeat`, `drop_remainder` or `pad_remainder` with several shards, .*: num_shards=2"),
