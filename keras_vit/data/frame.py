@@ -84,11 +84,12 @@ def from_dataframe(
             "`path_column` and `label_column` (--path-column and --label-column)"
         )
     unused = {"class_names": class_names, "num_classes": num_classes, "label_separator": label_separator}
-    for name, value in unused.items() if several or options.get("labels") == "float" else ():
+    for name, value in unused.items() if several or label_column is None or options.get("labels") == "float" else ():
         if value is not None and not (isinstance(value, (list, tuple)) and list(value) == label_columns):
-            raise arguments.invalid(name, "None with several label columns or with labels='float'", value)
-    if weight_column is not None and label_column is None:
-        raise ValueError(f"Expected a `label_column` with weight_column={weight_column!r}. Received: label_column=None")
+            raise arguments.invalid(name, "None with several or no label columns, or with labels='float'", value)
+    if weight_column is not None and (label_column is None or options.get("labels") == "none"):
+        received = "label_column=None" if label_column is None else "labels='none'"
+        raise ValueError(f"Expected labels with weight_column={weight_column!r}. Received: {received}")
     base = base if directory is None else directory
     cells = columns[path_column]
     if not cells:

@@ -75,6 +75,8 @@ def kind_of_batch_labels(source, labels, augmentation):
     if mixes and "weight" in source.records.element_spec:
         expected = "no sample weights with `augment` that mixes images or smooths labels"
         raise ValueError(f"Expected {expected}. Received: {augmentation}")
+    if source.labels is None and labels in ("int", "one_hot"):
+        raise ValueError(f"Expected labels=None or labels='none' for images without labels. Received: {labels!r}")
     if source.labels is None or labels == "none":
         return None
     if source.labels in ("soft", "multi_hot", "float"):

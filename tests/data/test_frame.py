@@ -94,6 +94,8 @@ def test_unlabelled_images_keep_order_of_frame(folder):
         ({"path": PATHS, "a": [0, 1, 2, 0, 0, 0]}, {"label_column": ["a"]}, r"0 or 1 in each .*row 2: \(2,\)"),
         ("path,label,label\na,b,c\n", {}, r"columns of different names .* Received twice: \['label'\]"),
         ({"path": PATHS}, {"label_column": None, "augment": "light2"}, "one-hot labels for `augment`"),
+        ({"path": PATHS}, {"label_column": None, "labels": "one_hot"}, "labels='none' for images without labels"),
+        ({"path": PATHS}, {"label_column": None, "class_names": NAMES}, "`class_names`. Expected None with .* or no"),
     ],
 )
 def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, message):
@@ -114,9 +116,7 @@ def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, 
         ([["cat"], "cat", "a", "a", "a", np.ones(2)], {}, r"row 0: \['cat'\]; row 5: array"),
         ([["cat"]] * 6, {"label_separator": " "}, "joined by `label_separator`.*row 0"),
         (NAMES, {"label_separator": ""}, "`label_separator` to be at least one character"),
-        (NAMES, {"class_names": "cat"}, "`class_names`. Expected a sequence of values. Received: 'cat'"),
         (NAMES, {"class_names": {"cat", "dog"}}, "`class_names`. Expected a sequence of values"),
-        (NAMES, {"class_names": {"dog": 1, "cat": 0}}, "`class_names`. Expected a sequence of values"),
         (["cat", "cat ", "dog"] * 2, {}, "differ in more than spaces. Received: .'cat ', 'cat'"),
         (["cat, dog", "dog"] * 3, {"label_separator": ","}, "Received: .' dog', 'dog'"),
         (["cat"] * 6, {}, r"at least two classes in column 'label'. Received: \['cat'\]"),
@@ -188,6 +188,7 @@ def test_sample_weights(folder):
     with pytest.raises(ValueError, match="a weight of at least 0. Received: row 0: -1; row 1: None"):
         make({**table, "w": [-1, None, 1, 1, 1, 1]}, folder, weight_column="w")
     refuses(r"without \['v'\]", make, table, folder, weight_column="v")
+    refuses("labels with weight_column='w'.*'none'", make, table, folder, weight_column="w", labels="none")
 
 
 def test_extension_is_appended_to_names(folder):
