@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import config_of
+from keras_vit.config import checked_activation, config_of
 from keras_vit.models.catalog import FAMILIES, identify, read_config
 from keras_vit.models.coatnet.checkpoint import table_grids
+from keras_vit.models.graph import activation_behind
 from keras_vit.models.saved import SavedModel, saved_file
 from keras_vit.models.vit.checkpoint import positions_for
 from keras_vit.weights import hub
@@ -225,7 +226,11 @@ def current_fields(model):
             f"{model.name!r} with the layers {', '.join(names)}. If one of these layers is the ViT, pass this layer: "
             "model.get_layer(...)."
         )
-    fields = {**vars(config), "num_classes": getattr(names.get("head"), "units", 0)}
+    head = names.get("head")
+    fields = {**vars(config), "num_classes": getattr(head, "units", 0)}
+    # A layer after the head, such as a Softmax, may be the activation.
+    activation = activation_behind(model.outputs[0]) or getattr(head, "activation", None)
+    fields["classifier_activation"] = checked_activation("classifier_activation", activation)
     if config.family == "vit":
         fields["num_layers"] = sum(name in names for name in config.block_names)
         fields["grid_size"] = config.grid if "position_embedding" in names else None

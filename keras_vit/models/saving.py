@@ -245,8 +245,7 @@ def _facts(model, record):
 def _record(model, fields):
     """Returns a model's config, corrected for a head that the user has replaced, and for layers that were removed."""
     config, layers = config_of(model), {layer.name: layer for layer in model.layers}
-    activation = getattr(layers.get("head"), "activation", None)
-    changes = {"num_classes": fields["num_classes"], "classifier_activation": activation}
+    changes = {name: fields[name] for name in ("num_classes", "classifier_activation")}
     for name, layer in (("projection_dim", "projection"), ("representation_size", "pre_logits")):
         if getattr(config, name, None) is not None and layer not in layers:
             changes[name] = None

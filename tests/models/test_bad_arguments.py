@@ -23,7 +23,6 @@ NAMED = {
     "vt_resnet": {"width": 0, "num_tokens": 0, "token_dim": 1.5, "key_dim": 0, "drop_path_rate": -0.1}
     | {"class_names": ["a"], "stages": 3, "bottleneck": 1, "num_modules": 0, "dropout_rate": 1},
 }
-STAGES = "`stages`. Expected the number of units of each stage, as in (3, 4, 9). Received: 3"
 # A patch covers 8 x 8 places of a feature map that is four times smaller than the image.
 HYBRID_SIZE = "at least one patch, 29 x 29 pixels. Received: images of 28 x 28"
 HEAD_DIM = "`head_dim`. Expected a divisor of the 16 channels of the attention in stage_3_block_01"
@@ -40,7 +39,6 @@ REFUSED = [
     ("vit", {"token_merging": -1}, "`token_merging`. Expected an integer of at least 0. Received: -1"),
     ("vit", {"token_merging": (1, 2, 3)}, "one for each of the 2 blocks. Received: (1, 2, 3)"),
     ("vit", {"position_embedding": "sincos2d", "hidden_dim": 6}, "a multiple of 4 channels"),
-    ("bit", {"stages": 3}, STAGES),
     ("bit", {"width_factor": 0.75}, "`width_factor`. Expected a multiple of 0.5"),
     ("hybrid", {"variant": "R+Ti/16", "image_size": 28}, HYBRID_SIZE),
     ("coatnet", {"depths": 3}, "`depths`. Expected the number of units of each stage"),

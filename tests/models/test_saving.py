@@ -24,7 +24,6 @@ NOT_WRITTEN = [
     ("timm.safetensors", {"activation": "gelu", "norm_before_blocks": True}, "norm_before_blocks=True"),
     ("timm.safetensors", {"projection_dim": 8}, "cannot store 1 weights"),
     ("timm.safetensors", {"activation": "gelu", "token_merging": 2}, "has token_merging=2"),
-    ("huggingface", {"classifier_activation": "sigmoid"}, "has classifier_activation='sigmoid'"),
     ("timm.safetensors", {**EVA02, "pooling": "map", "activation": "gelu"}, 'pooling="map" together with'),
     ("timm.safetensors", {"key_bias": False, "distillation_token": True}, "a distillation token together with"),
     ("npz", {"gated_mlp": True}, "gated_mlp=True"),
@@ -157,6 +156,10 @@ def test_record_has_settings_of_replaced_head(tmp_path):
     # Models that Keras cuts compute all tokens of the last block, such as the model with the user's own head.
     check_same(model, keras.Model(again.input, again.output))
     assert again.config.num_classes == 3 and again.config.class_names is None
+    check_not_saved("has classifier_activation='softmax'", model, tmp_path / "folder", "huggingface")
+    softened = keras.Model(whole.input, keras.layers.Softmax()(whole.output))
+    keras_vit.save_weights(softened, tmp_path / "softened.npz")
+    assert keras_vit.from_pretrained(tmp_path / "softened.npz").config.classifier_activation == "softmax"
     cut = build(representation_size=8)
     cut = keras.Model(cut.input, cut.get_layer("pooling").output)
     keras_vit.save_weights(cut, tmp_path / "cut.npz")
