@@ -251,22 +251,23 @@ def decode_png(encoded, channels):
 
     depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(encoded, 24, 2), "uint8"), 2)
 
+    def opaque(image):
+        # If the file has no transparency, `decode_png` with 4 channels sets alpha to 1 for 1 bit, and to 15 for 4 bits.
+        return tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255) if channels == 4 else image
+
     def deep_gray():
         values = tf.io.decode_png(encoded, 1, "uint16")
         values = tf.cast(values, "int32") // tf.where(tf.reduce_max(values) < 4096, 16, 256)
-        return tf.repeat(tf.cast(values, "uint8"), 3, axis=-1)
+        return opaque(tf.repeat(tf.cast(values, "uint8"), 3, axis=-1))
 
-    def on_white():
-        return tf.cast(_on_white(tf.cast(tf.io.decode_png(encoded, 4), "int32"), tf), "uint8")
-
-    if channels == 4:
+    def with_alpha():
         image = tf.io.decode_png(encoded, 4)
-    else:
-        transparent = (kind >= 4) | (_count(encoded, b"tRNS") > 0)
-        image = tf.case(
-            [((depth == 16) & (kind == 0), deep_gray), (transparent, on_white)], lambda: tf.io.decode_png(encoded, 3)
-        )
-        image = to_channels(tf.ensure_shape(image, (None, None, 3)), channels)
+        return image if channels == 4 else tf.cast(_on_white(tf.cast(image, "int32"), tf), "uint8")
+
+    transparent = (kind >= 4) | (_count(encoded, b"tRNS") > 0)
+    cases = [((depth == 16) & (kind == 0), deep_gray), (transparent, with_alpha)]
+    image = tf.case(cases, lambda: opaque(tf.io.decode_png(encoded, 3)))
+    image = to_channels(tf.ensure_shape(image, (None, None, max(channels, 3))), channels)
     return upright_in_tensorflow(image, encoded, b"eXIf")
 
 
