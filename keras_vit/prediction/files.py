@@ -118,7 +118,9 @@ def _images_in_folder(folder):
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in NOT_READ}
     files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
-    images = [str(path) for path in files if path.suffix.lower() in endings and not path.name.startswith(".")]
+    # Notebooks copy images to the hidden folder .ipynb_checkpoints.
+    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    images = [str(path) for path in files if path.suffix.lower() in endings]
     others = sorted({*map(str, files)} - {*images})
     if not images:
         raise ValueError(

@@ -161,8 +161,8 @@ def test_keras_file_loads_like_any_file(tmp_path):
     assert report.source == "keras_model" and set(report.kept) == {"head/kernel", "head/bias"}
     assert len(report.loaded) == len(model.weights) - 2
     refuses("trained with activation='gelu_tanh'", keras_vit.load_weights, build(activation="gelu"), tmp_path)
-    built = build(weights=path, image_size=24)
-    expected = keras_vit.from_pretrained(path, image_size=24)
+    built = build(weights=path, image_size=24, position_interpolation="bicubic")
+    expected = keras_vit.from_pretrained(path, image_size=24, position_interpolation="bicubic")
     np.testing.assert_allclose(answers(built, images(1, 24, 24, 3)), answers(expected, images(1, 24, 24, 3)), atol=1e-6)
     for name, value in {"source": "timm", "grid_size": (4, 4), "architecture": "vit", "sha256": "0" * 64}.items():
         refuses(name if name != "sha256" else "its SHA-256 is", keras_vit.from_pretrained, path, **{name: value})
