@@ -157,10 +157,14 @@ class PositionEmbedding(Layer):
         return ops.matmul(columns, ops.reshape(resized, (-1, self.grid_size[1], hidden_dim)))
 
     def _resize_matrices(self, grid_size):
-        return [
-            ops.cast(resize_matrix(old, new, self.interpolation, ops), self.compute_dtype)
-            for old, new in zip(self.grid_size, grid_size, strict=True)
-        ]
+        pairs = list(zip(self.grid_size, grid_size, strict=True))
+        matrices = [resize_matrix(old, new, self.interpolation, ops) for old, new in pairs]
+        if self.interpolation == "bicubic_offset":
+            # The offset would also change embeddings of the stored grid, which DINO's code does not resize.
+            is_own = ops.logical_and(*(ops.equal(ops.arange(new, dtype="float32")[-1], old - 1) for old, new in pairs))
+            unchanged = [resize_matrix(old, new, "bicubic", ops) for old, new in pairs]
+            matrices = [ops.where(is_own, *both) for both in zip(unchanged, matrices, strict=True)]
+        return [ops.cast(matrix, self.compute_dtype) for matrix in matrices]
 
 
 def _sincos(length, channels):

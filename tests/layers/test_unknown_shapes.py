@@ -12,7 +12,7 @@ from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 IMAGES, TOKENS = (None, None, 4), (None, 8)
 PIXELS = [(IMAGES,), ((8, 12, 4),), ((17, 10, 4),)]
 SEQUENCES = [(TOKENS,), ((3, 8),), ((6, 8),)]
-PATCHES = [(TOKENS, IMAGES), ((6, 8), (14, 13, 4)), ((20, 8), (23, 24, 4))]
+PATCHES = [(TOKENS, IMAGES), ((20, 8), (23, 24, 4)), ((6, 8), (14, 13, 4)), ((12, 8), (13, 20, 4))]
 CONV = {"filters": 4, "kernel_size": 3, "strides": 2, "padding": "symmetric"}
 EMBEDDING = {"hidden_dim": 8, "patch_size": (4, 3)}
 POSITIONS = {"grid_size": (3, 2), "patch_size": (4, 5)}
@@ -23,7 +23,7 @@ LAYERS = [
     (layers.PatchEmbedding, {**EMBEDDING, "method": "conv"}, PIXELS, TOKENS),
     (layers.PatchEmbedding, {**EMBEDDING, "method": "unfold"}, PIXELS, TOKENS),
     (layers.PatchMap, {"patch_size": (4, 5)}, PATCHES, (None, None, 8)),
-    (layers.PositionEmbedding, {**POSITIONS, "method": "learned"}, PATCHES, TOKENS),
+    (layers.PositionEmbedding, {**POSITIONS, "method": "learned", "interpolation": "bicubic_offset"}, PATCHES, TOKENS),
     (layers.PositionEmbedding, {**POSITIONS, "method": "learned2d"}, PATCHES, TOKENS),
     (layers.PositionEmbedding, {**POSITIONS, "method": "sincos2d"}, PATCHES, TOKENS),
     (layers.ClassToken, {"initializer": "ones"}, SEQUENCES, TOKENS),
