@@ -118,10 +118,9 @@ def test_interrupted_download_leaves_nothing(server, path, monkeypatch):
 
 
 def test_unreachable_server_and_missing_folder_are_refused(path):
-    check_not_downloaded(
-        "Cannot download http://127.0.0.1:9/weights.npz: .*refused", "http://127.0.0.1:9/weights.npz", path
-    )
-    not_found("nowhere", download, "http://127.0.0.1:9/weights.npz", path.parent / "nowhere" / "weights.npz")
+    url = "http://127.0.0.1:9/weights.npz"
+    check_not_downloaded(f"Cannot download {url}: .*refused", url, path)
+    not_found("nowhere", download, url, path.parent / "nowhere" / "weights.npz")
 
 
 def test_damaged_file_in_cache_is_refused_by_name(server, path):

@@ -18,9 +18,8 @@ from tests.weights.read.damage import check_unreadable, write_sidecar
 
 DATA = b"weights" * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
-SIDECARS = [
-    *((text, "does not contain one SHA-256") for text in ("", "{0}  other.npz\n", "hello  file.npz\n", "\x00\n"))
-]
+TEXTS = ("", "{0}  other.npz\n", "hello  file.npz\n", "\x00\n")
+SIDECARS = [(text, "does not contain one SHA-256") for text in TEXTS]
 SIDECARS += [("{0}  file.npz\n{1}  file.npz\n", "does not contain one SHA-256"), ("\xff\xfe", "not a text file")]
 
 
