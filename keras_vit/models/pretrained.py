@@ -128,7 +128,8 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
         settings = vars(usual)
     sizes = {name: getattr(usual, name) for name in family.config.variant_sizes(variant)}
     config, _ = _resolve(family, file, found, given, {**settings, **defaults}, sizes=sizes)
-    return _load(family, config, options, file, found, given)
+    method = given.get("position_interpolation")
+    return _load(family, config, options, file, found, given, position_interpolation=method)
 
 
 def _defaults(family, file, found, variant):
