@@ -160,7 +160,8 @@ def config_json(name, args, config, facts, source, arrays):
     return {
         "architecture": name,
         "num_classes": config.num_classes,
-        "num_features": next((arrays[key].shape[-1] for key in widths if key in arrays), None),
+        # The head of a BiT is a 1 x 1 convolution, (classes, width, 1, 1).
+        "num_features": next((arrays[key].shape[:2][-1] for key in widths if key in arrays), None),
         "global_pool": {"gap": "avg"}.get(pooling := getattr(config, "pooling", "gap"), pooling),
         "pretrained_cfg": {
             "input_size": [config.in_channels, *args.get("img_size", usual)],
