@@ -418,8 +418,7 @@ def test_other_channels_take_the_mean_of_the_constants():
     loaded = keras_vit.from_pretrained(GOLDEN_FOLDER / "timm_deit_distilled.safetensors", num_heads=4, in_channels=4)
     for model in (loaded, keras_vit.DeiTTi16(in_channels=1, num_layers=1)):
         assert np.isclose(model.preprocessing.mean[0], (0.485 + 0.456 + 0.406) / 3)
-    with pytest.raises(ValueError, match="Expected a keras_vit.Preprocessing or a dict .* Received: 'imagenet'"):
-        build(preprocessing="imagenet")
+    refuses("Expected a keras_vit.Preprocessing or a dict .* Received: 'imagenet'", build, preprocessing="imagenet")
 
 
 def test_patches_of_a_known_size_may_be_unsquare(tmp_path):

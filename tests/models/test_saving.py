@@ -197,12 +197,10 @@ def test_family_without_format_is_refused(tmp_path):
     check_refused(message + " or model.save_weights and model.load_weight", tmp_path / "model.weights.h5", into=model)
 
 
-BIT = {"resnet_epsilons": "timm", "pool_padding": "zeros"}
-
-
 @pytest.mark.parametrize("builder, num_features", [("ViTTi16", 192), ("BiTR50x1", 2048)])
 @pytest.mark.parametrize("num_classes", [0, 5])
 def test_timm_folder_states_its_features(tmp_path, builder, num_features, num_classes):
-    model = getattr(keras_vit, builder)(num_classes=num_classes, **(BIT if "BiT" in builder else {}))
+    of_timm = {"resnet_epsilons": "timm", "pool_padding": "zeros"} if "BiT" in builder else {}
+    model = getattr(keras_vit, builder)(num_classes=num_classes, **of_timm)
     keras_vit.save_weights(model, tmp_path / "timm", format="timm")
     assert json.loads((tmp_path / "timm" / "config.json").read_text())["num_features"] == num_features

@@ -179,10 +179,8 @@ def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = "file or folder of weights. Received: 'a.npz', which does not exist in"
     not_found(message, zoo.local_path, "a.npz", "ViTB16")
-    with pytest.raises(ValueError, match="Received: 'ViTB16.imagenet21k'. Did you mean 'imagenet21k'"):
-        zoo.local_path("ViTB16.imagenet21k", "ViTB16")
-    with pytest.raises(ValueError, match=r"Received: 'imagenet'. Did you mean 'imagenet2012'\?"):
-        zoo.local_path("imagenet", "ViTB16")
+    refuses("Received: 'ViTB16.imagenet21k'. Did you mean 'imagenet21k'", zoo.local_path, B16.name, "ViTB16")
+    refuses(r"Received: 'imagenet'. Did you mean 'imagenet2012'\?", zoo.local_path, "imagenet", "ViTB16")
     with pytest.raises(FileNotFoundError, match="which does not exist in .*published checkpoint.*`from_pretrained`"):
         keras_vit.load_weights(keras.Sequential(), "ViTB16.imagenet21k")
 
