@@ -155,12 +155,14 @@ def _class_folders(path, class_names, may_lack):
 def _unlabelled(path, share):
     """Returns the files of a folder without labels as one group. To hold out a share, returns a group for each class.
 
-    The same images are then held out with and without labels, so that no model is pretrained on test images.
+    The same images are then held out with and without labels, so that no model is pretrained on test images. Files
+    outside the folders of the classes are the last group, None.
     """
     files = image_files_in(path)
     groups = {name: image_files_in(path / name) for name in folders_in(path)} if share else {}
-    splits = len(groups) > 1 and all(_held_count(group, share) < len(group) for group in groups.values())
-    return groups if splits and sum(map(len, groups.values())) == len(files) else {str(path): files}
+    if len(groups) < 2 or any(_held_count(group, share) >= len(group) for group in groups.values()):
+        return {str(path): files}
+    return {**groups, None: sorted(set(files).difference(*groups.values()))}
 
 
 def image_files_in(folder):
@@ -179,6 +181,8 @@ def held_out(labels, names, share, seed):
     by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=len(names)))[:-1])
     for name, places in zip(names, by_class, strict=True) if share else ():
         count = _held_count(places, share)
+        if name is None and count >= len(places):
+            continue
         if count >= len(places):
             raise ValueError(f"Expected enough images of each class to split. Received: {len(places)} of {str(name)!r}")
         held[rng.permutation(places)[:count]] = True

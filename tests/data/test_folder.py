@@ -236,8 +236,6 @@ def test_from_directory_refuses_invalid_folder_or_option(folder, tmp_path):
     )
     for options, message in (
         ({"subset": "both"}, "Expected a `validation_split` for subset='both'"),
-        ({"subset": "test"}, "`subset`. Expected one of 'training', 'validation', 'both'"),
-        ({"validation_split": 1.5}, r"`validation_split`. Expected a number in \(0, 1\)"),
         ({"class_names": {"class0", "class1"}}, "`class_names`. Expected a sequence of values"),
         ({"class_names": ["cat", "cat"]}, r"`class_names` without repetition. Received twice: \['cat'\]"),
         ({"class_names": ["cat", "dog"]}, r"There is none for: \['cat', 'dog'\]"),

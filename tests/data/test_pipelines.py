@@ -24,7 +24,6 @@ PIPELINE_REFUSES_INVALID_ARGUMENT = [
         {"preprocessing": Preprocessing(mean=(0.5, 0.5))},
         "`mean` to hold one number, or one for each of the images' 3 channels",
     ),
-    ({"augment": 3}, "`augment`. Expected a policy, its name, or layers of Keras or keras-cv. Received: 3"),
     ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers with at most one policy"),
     ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
     ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),

@@ -56,6 +56,10 @@ def test_splits_of_class_folders_depend_on_seed(tmp_path):
     assert [len(part) for part in files[0]] == [6, 4] and len({*files[0][0], *files[0][1]}) == 10
     assert files[0] == files[1] != files[2]
     assert files[0] == [make(part, labels="none", **OPTIONS).file_paths for part in PARTS]
+    for count, held in ((1, 0), (2, 1)):
+        (tmp_path / f"{count}.png").touch()
+        unlabelled = make("test", labels="none", **OPTIONS).file_paths
+        assert unlabelled[:4] == files[0][1] and len(unlabelled) == 4 + held
 
 
 def test_splits_refuse_invalid_data(tmp_path):
@@ -64,7 +68,6 @@ def test_splits_refuse_invalid_data(tmp_path):
         data.splits("cifar10", data_dir=tmp_path)("train", **OPTIONS)
     (tmp_path / "labels.txt").write_text("path,label")
     not_found("labels.txt', which is a file$", data.splits, tmp_path / "labels.txt")
-    refuses("`holdout`. Expected a number in", data.splits, tmp_path, holdout=2)
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
     refuses(r"a folder test or val or .* next to .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
