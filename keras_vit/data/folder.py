@@ -165,10 +165,20 @@ def _unlabelled(path, share):
     return {**groups, None: sorted(set(files).difference(*groups.values()))}
 
 
-def image_files_in(folder):
-    """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name.lower() not in CLUTTER]
-    return sorted(str(f) for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+def image_files_in(folder, above=()):
+    """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`.
+
+    Links to folders are followed, except for links to the folders that contain them, which are `above`.
+    """
+    files, real = [], folder.resolve()
+    for path in () if real in above else folder.iterdir():
+        if path.name.startswith(".") or path.name.lower() in CLUTTER:
+            continue
+        if path.is_dir():
+            files += image_files_in(path, (*above, real))
+        elif path.is_file():
+            files.append(str(path))
+    return sorted(files)
 
 
 def _held_count(places, share):

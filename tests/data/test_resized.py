@@ -21,6 +21,9 @@ def folder(tmp_path):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(gradient(*shape)).save(path, quality=100)
+    linked = path.parents[1].rename(tmp_path / "linked")
+    (tmp_path / "photos" / "dog").symlink_to(linked)
+    (linked / "back").symlink_to(tmp_path / "photos")
     return tmp_path / "photos"
 
 
