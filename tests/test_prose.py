@@ -1,6 +1,7 @@
 """Checks the sentences of comments and docstrings, and the names of functions."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -39,11 +40,14 @@ def prose(path):
                 yield node.body[0].lineno, sentence
 
 
-SENTENCES = [(path, line, text) for path in FILES for line, text in prose(path)]
+@functools.cache
+def sentences():
+    """Returns (path, line, sentence) of all files. Not read on import, since this takes two seconds."""
+    return [(path, line, text) for path in FILES for line, text in prose(path)]
 
 
 def matching(pattern):
-    return [f"{path.name}:{line}: {text}" for path, line, text in SENTENCES if re.search(pattern, text)]
+    return [f"{path.name}:{line}: {text}" for path, line, text in sentences() if re.search(pattern, text)]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -60,7 +64,7 @@ def test_sentences_have_at_most_40_words():
     # Values in quotes are no words.
     long = [
         (path.name, line, text)
-        for path, line, text in SENTENCES
+        for path, line, text in sentences()
         if len(re.findall(r"[A-Za-z]{2,}", re.sub(r'"[^"]*"|`[^`]*`', "", text))) > MOST_WORDS
     ]
     assert long == []

@@ -3,7 +3,8 @@
 import struct
 
 import numpy as np
-import tensorflow as tf
+
+from keras_vit.data.source import tf
 
 HUGE_PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 40000, 40000) + b"\x08\x02\0\0\0" + b"x" * 50
 

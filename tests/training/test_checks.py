@@ -3,11 +3,11 @@ import logging
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_vit
 from keras_vit.arguments import names_differ
 from keras_vit.data import from_dataframe, from_directory
+from keras_vit.data.source import tf
 from keras_vit.training import SAM, LayerDecay, fit, freeze, preflight
 from keras_vit.training.checks import look as read_batches
 from keras_vit.training.checks import step_problems

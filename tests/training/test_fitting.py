@@ -3,9 +3,9 @@ import os
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_vit.data import from_dataframe
+from keras_vit.data.source import tf
 from keras_vit.training import fit
 from keras_vit.training.epochs import Epochs
 from tests.training import killed

@@ -1,10 +1,10 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_vit
 from keras_vit import training
+from keras_vit.data.source import tf
 from keras_vit.training import RECIPES, settings
 from keras_vit.training.settings import Lengths, batch_size_for, build, kind_of_labels, lengths, metrics, optimizer
 from tests import tiny

@@ -4,9 +4,9 @@ import json
 import keras
 import numpy as np
 import scipy.sparse
-import tensorflow as tf
 
 from keras_vit.data import from_dataframe
+from keras_vit.data.source import tf
 from keras_vit.distillation import Distiller
 from keras_vit.training.run_record import describe_data, describe_run, difference, plain_rate
 from tests.distillation.models import conv_teacher, linear_student

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from keras_vit import data, training
+from keras_vit.data.source import tf
 from keras_vit.training.settings import loss, optimizer
 from tests.tiny import build
 
