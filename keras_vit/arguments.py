@@ -162,7 +162,7 @@ function = functools.partial(instance, kinds=Callable, expected="a function")
 
 
 def several(name, value):
-    """Returns the values of a sequence or iterator as a list; raises for a string, set, dict or no iterable."""
+    """Returns the values of a sequence or iterator as a list. Strings, sets, dicts and single values are refused."""
     if isinstance(value, (str, bytes, set, frozenset, dict)) or not np.iterable(value):
         raise invalid(name, "a sequence of values", value)
     return list(value)

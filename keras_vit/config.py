@@ -195,7 +195,7 @@ class ModelConfig:
     family: ClassVar[str] = ""
     # Fields that determine the shapes of the weights. Error messages list them.
     sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes")
-    # The field that sets the size of the position tables in a model for images of any size.
+    # The field that sets the size of the position tables, if the model takes images of any size.
     table_field: ClassVar[str | None] = None
 
     image_size: int | tuple[int, int] | tuple[None, None] = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE)

@@ -127,7 +127,7 @@ class _Factor:
 
 
 def _copied(value):
-    """Returns a copy of a layer, and of the layers in its config. keras-cv cannot copy these inner layers itself."""
+    """Returns a copy of a layer. Copies the layers in its config first, because keras-cv's `from_config` does not."""
     if isinstance(value, keras.layers.Layer):
         return type(value).from_config({key: _copied(part) for key, part in value.get_config().items()})
     return [_copied(part) for part in value] if isinstance(value, list) else value

@@ -165,7 +165,7 @@ def data_parallel(mesh: keras.distribution.DeviceMesh | None = None, *, auto_sha
 
 
 def tensor_parallel(mesh: keras.distribution.DeviceMesh, *, auto_shard_dataset: bool = True) -> Layouts:
-    """Returns a distribution in which several devices share each block of the model, as in `layout_map`, on JAX.
+    """Returns a JAX distribution that divides the weights of each block between devices, as `layout_map` describes.
 
     Args:
         mesh: A mesh as for `layout_map`. With `device_mesh(model=n)`, n devices share one copy of the blocks.

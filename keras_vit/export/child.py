@@ -70,7 +70,7 @@ def custom_objects(model, custom_module=None):
             pending += node
         if not isinstance(node, dict):
             continue
-        # The child does not compile the model, so it needs no loss or metric.
+        # The child process does not compile the model, so it needs no loss or metric.
         pending += [value for key, value in node.items() if key != "compile_config"]
         registered, module, name = node.get("registered_name"), node.get("module"), node.get("class_name")
         if name == "function":

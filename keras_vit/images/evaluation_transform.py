@@ -95,7 +95,7 @@ class EvaluationTransform:
         return self._padded(self._clipped(image, of_bytes, np), new, start, np)
 
     def in_tensorflow(self, image):
-        """Transforms a tensor, (height, width, channels or None), to float32 (*image_size, channels)."""
+        """Transforms a tensor (height, width, channels) to float32 (*image_size, channels)."""
         import tensorflow as tf
 
         height, width = self.image_size

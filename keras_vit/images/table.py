@@ -194,7 +194,7 @@ def weights(cells, lines):
 
 
 def _lookup(values, class_names, num_classes):
-    """Returns (function from a label to its class index or None, class names, number of classes)."""
+    """Returns (find, class names, number of classes). `find(label)` returns the label's class index, or None."""
     if class_names is not None:
         class_names = arguments.several("class_names", class_names)
         index = {str(name): i for i, name in enumerate(class_names)}
@@ -237,7 +237,7 @@ def _count(integers):
     how = "Pass `num_classes` for more classes, or `class_names` if the numbers are names of classes."
     if count > 2 * len(found):
         raise ValueError(
-            f"Expected labels counted from 0. Received: {len(found)} different integers up to {count - 1}. {how}"
+            f"Expected class numbers from 0 without gaps. Received: {len(found)} integers up to {count - 1}. {how}"
         )
     if absent := sorted(set(range(count)) - found):
         logger.warning("No image is labelled with %s of the %d classes 0 to %d. %s", absent[:10], count, count - 1, how)

@@ -127,7 +127,7 @@ for _name in ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "Ef
 
 # The names of the config fields that all families have.
 _SHARED = {field.name for field in dataclasses.fields(ModelConfig)}
-# {builder argument of another library: our argument, or an instruction}.
+# {builder argument of another library: our argument, or what the user should write instead}.
 _TRANSLATIONS = {
     **dict.fromkeys(("classes", "num_labels", "n_classes"), "num_classes="),
     **dict.fromkeys(("image_shape", "img_size", "input_size"), "image_size="),

@@ -86,7 +86,7 @@ def from_pretrained(
     changes = (source, grid_size, position_interpolation, architecture, skip or None, *given.values())
     # `class_names=None` removes the class names, so it is a change.
     if opened.container == "keras" and "class_names" not in kwargs and all(value is None for value in changes):
-        # None is a value of fields such as `rotary_grid`, so `split` keeps it.
+        # `split` keeps fields that are None, because None is a valid value, for example of `rotary_grid`.
         family = FAMILIES[opened.model.config.family] if isinstance(opened.model, FamilyModel) else None
         if family is None or not any(family.split(kwargs, "from_pretrained")):
             return opened.model

@@ -98,7 +98,7 @@ class MaskedImageModel(TrainingWrapper):
     - draw(batch_size, seed) selects random masked patches and returns a dict of tensors. Its "mask", (batch_size,
       num_patches), is True for masked patches. The dict is the argument `hidden` of `predict_hidden`.
     - predict_hidden(images, hidden, training) returns the prediction for all patches, (batch, num_patches, ...).
-    - prediction_loss(images, outputs) returns the loss for the outputs of `call`, a float32 scalar.
+    - prediction_loss(images, outputs) returns the loss, a float32 scalar. `outputs` are the results of `call`.
     - predicted_pixels(images, outputs) returns the predicted patches in [0, 255] as a NumPy array of the shape that
       `Encoder.cut` returns.
     """

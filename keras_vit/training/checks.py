@@ -190,7 +190,9 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 class Data(NamedTuple):
     """The first batches of a dataset, and properties of the dataset. A field is None if it is unknown."""
 
-    images: np.ndarray | None  # images of the first batches; if there are several inputs, the only input of rank 4
+    images: (
+        np.ndarray | None
+    )  # images of the first batches; of several inputs, the one with rank 4 if there is only one
     labels: np.ndarray | dict | list | None  # labels of the first batches, one array for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int  # number of images in a batch, added up over all processes
@@ -251,7 +253,7 @@ def _joined(parts):
 
 
 def _data_problems(model, graph, seen, heads):
-    """Returns (errors, warnings) about a dataset's images and labels, two lists of messages."""
+    """Checks a dataset's images and labels. Returns (errors, warnings), two lists of messages."""
     problems, doubts = [], []
     if seen.images is not None:
         inputs = [] if graph is None else graph.inputs

@@ -134,7 +134,7 @@ class _Averaged:
         arguments.optional(arguments.positive_number, "global_clipnorm", options.get("global_clipnorm"))
         super().__init__(learning_rate, *args, **options)
         if self.use_ema and self.gradient_accumulation_steps:
-            # Keras averages after each batch, also between updates. Convert the momentum per update to one per batch.
+            # Keras averages after each batch, also between updates. Convert the momentum, which is meant per update.
             self.ema_momentum **= 1 / self.gradient_accumulation_steps
 
     @classmethod
@@ -147,7 +147,8 @@ class _Averaged:
     def finalize_variable_values(self, var_list):
         super().finalize_variable_values(var_list)
         if self.use_ema:
-            # On JAX, the averages and the model now share arrays. Copy them, because a train step deletes its inputs.
+            # On JAX, the variables now hold the same arrays as the averages. Copy these arrays, because a train step
+            # deletes the arrays that it receives.
             for variable in var_list:
                 variable.assign(ops.copy(variable))
 

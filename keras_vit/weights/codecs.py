@@ -96,7 +96,7 @@ class Transposed(Identity):
 
 
 class Permuted(Identity):
-    """The axes of the model's weight are the axes of the file's array in the order `axes`."""
+    """A codec that transposes: weight = array.transpose(axes), where `array` is from the file."""
 
     def __init__(self, *axes):
         self.axes = axes

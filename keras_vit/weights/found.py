@@ -138,9 +138,9 @@ def attempt_preprocessing(found, default, config, fields, read):
 
 
 def put_preprocessing(found, source, constants):
-    """Sets the preprocessing in `found` to `constants`, which all models of a source share.
+    """Sets the preprocessing in `found` to `constants`, the values of all models of this source.
 
-    If the models differ, `constants` is None, and the preprocessing is marked as unknown.
+    If `constants` is None, the models of the source differ, and the preprocessing is marked as unknown.
     """
     if constants is None:
         found.leave(f"{source.name} models differ in it", "preprocessing")

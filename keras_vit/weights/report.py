@@ -72,7 +72,7 @@ class LoadReport:
     def log(self):
         """Logs the report to the logger "keras_vit": as info if there is nothing to check, otherwise as a warning.
 
-        The report is a warning if model and file differ, a setting was assumed, or damage would not be noticed.
+        It is a warning if model and file differ, if a setting was assumed, or if damage would remain unnoticed.
         """
         left_out = any(reason != NO_WEIGHTS for reason in self.skipped.values())
         differs = left_out or self.resized or self.adapted or self.kept or self.assumed or self.unchecked

@@ -65,7 +65,7 @@ def write_safetensors(path, arrays, facts):
 
 
 def _renew_sidecar(path):
-    """Updates the .sha256 file next to a new file, if there is one."""
+    """If a .sha256 file lies next to a file that was just written, writes the new hash into it."""
     sidecar = Path(f"{os.fspath(path)}.sha256")
     if sidecar.exists():
         with replacing(sidecar) as temporary:

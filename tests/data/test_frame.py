@@ -130,7 +130,7 @@ def test_from_dataframe_refuses_invalid_labels(folder, column, options, message)
 @pytest.mark.parametrize("column", [[2010, 2101, 2011, 2010, 2050, 2101], [0, 255, 0, 255, 0, 0], [1.5, 2, 3, 4, 5, 6]])
 def test_numbers_need_class_names_unless_counted_from_0(folder, column):
     table = {"path": PATHS, "label": column}
-    refuses("labels counted from 0|labels='float' for regression targets", make, table, folder)
+    refuses("class numbers from 0|labels='float' for regression targets", make, table, folder)
     names = sorted(set(column))
     data = make(table, folder, class_names=names)
     assert labels(data) == [names.index(value) for value in column] and data.class_names == [*map(str, names)]

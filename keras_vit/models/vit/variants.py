@@ -24,7 +24,7 @@ class Stem(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The sizes of a variant; `stages` is None without a ResNet below the patches."""
+    """The sizes of a variant. `stages` is None if no ResNet computes the input of the patch embedding."""
 
     size: Size
     patch_size: int

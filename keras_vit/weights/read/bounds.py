@@ -26,7 +26,7 @@ def open_archive(path):
         if packed > size:
             raise refuse(path, f"its members have {packed} bytes, more than the file, so they overlap")
         if expanded > FACTOR * size + SPARE:
-            raise refuse(path, f"its members expand to {expanded} bytes, and the file has {size}")
+            raise refuse(path, f"its members expand to {expanded} bytes, which is too much for a file of {size} bytes")
         yield archive
 
 

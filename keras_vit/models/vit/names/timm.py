@@ -83,7 +83,7 @@ TIMM = Source(
 
 DEIT = dataclasses.replace(TIMM, name="deit", position_interpolation="bicubic", preprocessing=IMAGENET_PREPROCESSING)
 
-# timm's names for the stem of a hybrid without stages.
+# timm's names for the stem of a hybrid whose ResNet has no stages.
 TIMM_STEM = dataclasses.replace(
     TIMM,
     names={
