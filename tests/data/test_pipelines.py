@@ -175,7 +175,7 @@ def test_evaluate_on_padded_batches_is_exact(folder, tmp_path):
     table = {"path": paths, "label": [i % 4 for i in range(24)], "weight": [1 + i % 3 for i in range(24)]}
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(loss=loss, weighted_metrics=["accuracy"], jit_compile=False)
+    model.compile(loss=loss, weighted_metrics=["accuracy"], run_eagerly=True)
 
     def evaluate(**options):
         data = from_dataframe(table, image_size=8, num_classes=4, training=False, **options)
@@ -294,7 +294,7 @@ def test_preprocessing_field_beside_model_names_changed(folder):
 def linear(loss=keras.losses.SparseCategoricalCrossentropy):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(4)])
-    model.compile("sgd", loss(from_logits=True), metrics=["accuracy"], jit_compile=False)
+    model.compile("sgd", loss(from_logits=True), metrics=["accuracy"], run_eagerly=True)
     return model
 
 
