@@ -110,22 +110,6 @@ def test_write_into_a_pipe_keeps_the_pipe(tmp_path):
     assert pipe.is_fifo() and names(tmp_path) == ["pipe"]
 
 
-FULL_DISK = """
-import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
-with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
-    draft.write_text("more than fits")
-"""
-
-
-def test_error_of_full_disk_names_the_file(tmp_path):
-    pytest.importorskip("resource", reason="Windows has no limits to try it with")
-    command = [sys.executable, "-c", FULL_DISK, files.__file__, str(tmp_path / "a.txt")]
-    last = subprocess.run(command, capture_output=True, text=True).stderr.strip().splitlines()[-1]
-    assert "Cannot write: file too large" in last and str(tmp_path / "a.txt") in last
-    assert names(tmp_path) == []
-
-
 @pytest.mark.long
 def test_next_write_removes_drafts_of_killed_processes(tmp_path):
     path = tmp_path / "a[1].txt"

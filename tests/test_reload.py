@@ -95,7 +95,7 @@ def check_reader(folder, names, backend):
         np.testing.assert_allclose(there, here, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.every_backend
+@pytest.mark.long_elsewhere
 def test_saved_models_open_on_the_next_backend(tmp_path):
     names = ("map", "registers", "hybrid", "rotary", "lora")
     for name in names:

@@ -81,8 +81,8 @@ def test_predict_refuses_invalid_data_tta_or_model():
     refuses("task='regression'", predict, model, IMAGES)
 
 
+@pytest.mark.backends("tensorflow")
 def test_predict_refuses_dataset_with_broken_image(tmp_path):
-    pytest.importorskip("tensorflow", reason="the pipelines are tf.data on every backend")
     for i in range(3):
         keras.utils.save_img(tmp_path / f"{i}.png", np.full((16, 16, 3), 90.0 * i), scale=False)
     model = randomize(build())

@@ -360,6 +360,7 @@ def test_post_from_another_origin_is_refused(url):
         assert status == 403
 
 
+@pytest.mark.long
 def test_request_that_arrives_too_slowly_is_dropped(server):
     with scripts.served(server[2], "--request-timeout", "1") as (url, _), connected(url) as slow:
         for byte in b"POST /v1/models/vit:predict HTTP/1.1":

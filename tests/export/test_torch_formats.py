@@ -80,6 +80,7 @@ def test_onnx_of_coatnet_and_token_merging_matches_model(tmp_path):
     assert export.onnx(model, tmp_path / "vit.onnx")["difference"] < 1e-5
 
 
+@pytest.mark.long
 def test_float16_program_runs_without_keras(tmp_path):
     # With dropout the model has variables that are not weights.
     model = tiny.build(dropout_rate=0.5, hidden_dim=48, mlp_dim=96, num_layers=1)

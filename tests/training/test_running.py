@@ -10,6 +10,7 @@ from keras_vit.config import find_normalization
 from tests.distribution.children import write_images
 from tests.tiny import Kill
 
+pytestmark = pytest.mark.backends("tensorflow")
 TINY = {"variant": "Ti/4", "image_size": 8, "batch_size": 4, "warmup_steps": 2}
 TINY |= {"model.num_layers": 1, "model.hidden_dim": 12, "model.num_heads": 3, "model.mlp_dim": 16}
 
