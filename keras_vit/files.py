@@ -30,7 +30,9 @@ def replacing(path):
     path, target = Path(arguments.path("path", path)), Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}. Create it.")
-    special = target.exists() and not (target.is_file() or target.is_dir())
+    if target.is_dir():
+        raise IsADirectoryError(f"Cannot write {str(path)!r}: it is a folder. Pass the path of a file.")
+    special = target.exists() and not target.is_file()
     # Write to a device or pipe directly, because its folder is often not writable.
     with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
         # Keras chooses the format by the suffix, so the temporary file has the name that the caller passed.

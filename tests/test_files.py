@@ -86,6 +86,7 @@ def test_failed_write_leaves_the_old_file(tmp_path):
     write(path, "new")
     assert (path.read_text(), names(tmp_path)) == ("new", [path.name])
     refuses("no folder", write, tmp_path / "none" / "a.txt", "new", error=FileNotFoundError)
+    refuses(f"{tmp_path}': it is a folder", write, tmp_path, "new", error=IsADirectoryError)
 
 
 def test_write_through_a_link_keeps_the_link(tmp_path):

@@ -84,10 +84,6 @@ def path(tmp_path):
     return path
 
 
-def check_fails(message, path):
-    refuses(message, checked, path)
-
-
 def test_file_with_other_digest_is_refused(path):
     assert sha256(path) == DIGEST
     check_sha256(path, DIGEST)
@@ -105,17 +101,17 @@ def test_sidecar_of_sha256sum_is_checked(path, text):
     path.with_name("file.npz.sha256").write_text(text.format(DIGEST, "0" * 64))
     checked(path)
     path.write_bytes(DATA[:-1])
-    check_fails("file.npz.*its SHA-256 is", path)
+    refuses("file.npz.*its SHA-256 is", checked, path)
 
 
 @pytest.mark.parametrize("text, message", SIDECARS)
 def test_sidecar_without_one_digest_is_refused(path, text, message):
     path.with_name("file.npz.sha256").write_text(text.format(DIGEST, "0" * 64), encoding="latin-1")
-    check_fails(f"file.npz.sha256.*{message}", path)
+    refuses(f"file.npz.sha256.*{message}", checked, path)
     path.with_name("file.npz.sha256").unlink()
     # Opening a pipe would wait for ever.
     os.mkfifo(path.with_name("file.npz.sha256"))
-    check_fails("file.npz.sha256.*not a regular file", path)
+    refuses("file.npz.sha256.*not a regular file", checked, path)
 
 
 def test_hub_cache_link_is_checked_by_name_of_blob(tmp_path):
@@ -124,14 +120,14 @@ def test_hub_cache_link_is_checked_by_name_of_blob(tmp_path):
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / DIGEST)
     checked(tmp_path / "model.safetensors")
     (tmp_path / "blobs" / DIGEST).write_bytes(DATA[:-1] + b"t")
-    check_fails(f"model.safetensors.*its SHA-256 is .*expected {DIGEST}", tmp_path / "model.safetensors")
+    refuses(f"model.safetensors.*its SHA-256 is .*expected {DIGEST}", checked, tmp_path / "model.safetensors")
     # This is Git's hash of "hello\\n".
     blob = tmp_path / "blobs" / "ce013625030ba8dba906f756967f9e9ca394464a"
     blob.write_bytes(b"hello\n")
     (tmp_path / "config.json").symlink_to(blob)
     checked(tmp_path / "config.json")
     blob.write_bytes(b"hallo\n")
-    check_fails("config.json.*its Git hash is .*expected ce013625", tmp_path / "config.json")
+    refuses("config.json.*its Git hash is .*expected ce013625", checked, tmp_path / "config.json")
 
 
 def test_hash_prefix_in_file_name_is_checked(tmp_path):
