@@ -210,8 +210,9 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
-        # The names of the table columns that contain paths and labels; None if no table lists the images.
-        "table_columns": getattr(train, "table_columns", None),
+        # The names of a table's columns of paths and of labels. None if a submission of one class per image would not
+        # fit: without a table, or with several labels per image.
+        "table_columns": getattr(train, "table_columns", None) if kind == "int" else None,
     }
     if writes and (ended.first_step < length.total or not (out / "results.json").exists()):
         _write(out / "results.json", results)
