@@ -86,6 +86,14 @@ def test_run_of_several_labels_names_broken_images(folder, tmp_path):
     assert ran.results["recipe"]["batch_size"] == 16 and np.isfinite(ran.results["test"]["loss"])
 
 
+def test_diverged_run_writes_no_results(images, tmp_path):
+    changes = {"steps": 9, "learning_rate": 1e30, "clip": None, "warmup_steps": 0, "sam": 0.1}
+    recipe = training.RECIPES["finetune_pets"].replace({**TINY, **changes})
+    with pytest.raises(FloatingPointError, match="non-finite values at step .* of 9"):
+        training.run(recipe, images, tmp_path / "run", weights="none", verbose=0)
+    assert not (tmp_path / "run" / "model.keras").exists() and not (tmp_path / "run" / "results.json").exists()
+
+
 def test_run_refuses_other_classes_and_scaled_images(images, tmp_path):
     def reordered(part, **options):
         dataset = images(part, **options)
