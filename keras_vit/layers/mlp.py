@@ -70,8 +70,9 @@ class MLP(CompositeLayer):
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
         self.dense_2.build((*tokens_shape[:-1], self.mlp_dim))
-        self.dropout_1.build((*tokens_shape[:-1], self.mlp_dim))
-        self.dropout_2.build(tokens_shape)
+        if self.dropout_rate:
+            self.dropout_1.build((*tokens_shape[:-1], self.mlp_dim))
+            self.dropout_2.build(tokens_shape)
         self.restore_changes()
 
     def dense_layers(self):

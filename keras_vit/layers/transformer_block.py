@@ -155,7 +155,8 @@ class TransformerBlock(CompositeLayer):
     def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):
         layers = [self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2]
         for layer in (*layers, self.dropout, self.drop_path_1, self.drop_path_2):
-            if layer is not None:
+            # A dropout layer with a rate of 0 is never called.
+            if layer is not None and getattr(layer, "rate", 1):
                 layer.build(tokens_shape)
         self.restore_changes()
 
