@@ -61,8 +61,8 @@ class PthFile(WeightsFile):
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipped)
             except pickle.UnpicklingError as error:
                 # Keep only the first reason of torch's message, without its advice on how to load the file anyway.
-                found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*$", str(error), re.MULTILINE)
-                said = found[0].strip(" .") if found else "torch's weights_only loader refused it"
+                found = re.search(r"^.*(?:GLOBAL|WeightsUnpickler error).*?(?=\. |$)", str(error), re.MULTILINE)
+                said = found[0].strip("\t .") if found else "torch's weights_only loader refused it"
                 raise refuse(
                     self.path,
                     f"it is damaged, or holds other objects than tensors ({said}). These could run code and are never "
