@@ -45,8 +45,12 @@ def test_wrapper_prefixes_are_removed(prefix, weights, model, tmp_path):
     assert_same(tmp_path / "w.pth", prefixed(weights, prefix), model)
 
 
+WRAPS = [lambda average: average, lambda average: {"module": average, "decay": 0.9}]
+WRAPS += [lambda average: {"state_dict": average}, lambda average: {**average, "updates": 3}]
+
+
 @pytest.mark.parametrize("average, raw", [("state_dict_ema", "state_dict"), ("model_ema", "model"), ("ema", "net")])
-@pytest.mark.parametrize("wrap", [lambda average: average, lambda average: {"module": average, "decay": 0.9}])
+@pytest.mark.parametrize("wrap", WRAPS)
 def test_moving_average_is_read_before_raw_weights(average, raw, wrap, weights, model, tmp_path):
     other = {key: value + 1 for key, value in weights.items()}
     assert_same(tmp_path / "w.pth", {raw: other, average: wrap(weights)}, model)

@@ -119,11 +119,14 @@ class PthFile(WeightsFile):
 def _average(found):
     """Returns the state dict of averaged (EMA) weights in `found`, or None if there is none.
 
-    `found` is either this state dict, or a dict that contains it under the key "module".
+    `found` is either this state dict, or a dict that contains it under the key "module" or "state_dict".
     """
     import torch
 
-    if isinstance(found, dict) and isinstance(found.get("module"), dict):
-        found = found["module"]
+    if isinstance(found, dict):
+        inner = (found.get(name) for name in ("module", "state_dict"))
+        found = next((state for state in inner if isinstance(state, dict)), found)
+        # Numbers, such as a count of updates, are not weights.
+        found = {key: value for key, value in found.items() if not isinstance(value, (int, float))}
     tensors = isinstance(found, dict) and found and all(isinstance(value, torch.Tensor) for value in found.values())
     return found if tensors else None
