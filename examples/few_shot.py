@@ -29,8 +29,9 @@ def positive_int(text):
 def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
-        description="Measures the few-shot accuracy of a pretrained model's frozen features. Nothing is downloaded. "
-        "The environment variable KERAS_BACKEND selects the backend.",
+        description="Measures the few-shot accuracy of a pretrained model's frozen features. Weights are "
+        "downloaded only if --weights is a name instead of a path. Data sets are not downloaded. The environment "
+        "variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -42,7 +43,7 @@ def parse_arguments(argv=None):
     add("--holdout", type=float, default=0.2, help="fraction of each class to test on, if a dataset has no test images")
     add("--shots", type=positive_int, nargs="+", default=[10], help="numbers of training images per class")
     add("--draws", type=positive_int, default=3, help="the number of random sets of training images")
-    add("--seed", type=int, default=0, help="the random seed of the split")
+    add("--seed", type=int, default=0, help="the random seed of the split into training and test images")
     add("--batch-size", type=positive_int, default=32, help="the number of images per step")
     return parser.parse_args(argv)
 

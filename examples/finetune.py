@@ -31,8 +31,8 @@ def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
         description="Fits a linear head to the features of a pretrained Vision Transformer, saves the model, reloads "
-        "it and tests it. Nothing is downloaded. The environment variable KERAS_BACKEND selects the "
-        "backend.",
+        "it and tests it. Weights are downloaded only if --weights is a name instead of a path. Data sets are not "
+        "downloaded. The environment variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -46,7 +46,7 @@ def parse_arguments(argv=None):
     add("--seed", type=int, default=0, help="the random seed of the split and of the order of the images")
     add("--epochs", type=positive_int, default=30, help="the number of epochs")
     add("--batch-size", type=positive_int, default=32, help="the number of images per step")
-    add("--learning-rate", type=float, default=1e-3, help="the initial learning rate, which then falls")
+    add("--learning-rate", type=float, default=1e-3, help="the initial learning rate, which falls to 0")
     return parser.parse_args(argv)
 
 

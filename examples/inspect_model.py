@@ -1,8 +1,8 @@
 """Shows what a Vision Transformer has learned, as in figures 6 and 7 of the paper.
 
-By default, the script trains a small model on scikit-learn's 1,797 handwritten digits, resized to 32 x 32. Use
---weights and --images to inspect another model and other images. The script writes `filters.png`, `positions.png`,
-`distance.png`, `rollout.png` and `report.html`.
+By default, the script trains a small model on scikit-learn's handwritten digits, resized to 32 x 32. Then it inspects
+the model on four digits that were not used for training. Use --weights and --images to inspect another model and other
+images. The script writes `filters.png`, `positions.png`, `distance.png`, `rollout.png` and `report.html`.
 
 Paper:    arXiv 2010.11929, section 4.5, figures 6 and 7, appendices D.7 and D.8.
 Command:  python examples/inspect_model.py
@@ -33,8 +33,8 @@ def positive_int(text):
 def parse_arguments(argv=None):
     """Parses the command line."""
     parser = argparse.ArgumentParser(
-        description="Draws what a Vision Transformer has learned. Nothing is downloaded. The environment "
-        "variable KERAS_BACKEND selects the backend.",
+        description="Draws what a Vision Transformer has learned. Weights are downloaded only if --weights is a name "
+        "instead of a path. The environment variable KERAS_BACKEND selects the backend.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument

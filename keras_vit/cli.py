@@ -272,9 +272,16 @@ def build_parser():
     examples = ["keras-vit weights convert ViT-B_16-224.npz vit_b16 --to huggingface"]
     add = command("convert", _convert, help, examples, SOURCE | MODEL, actions).add_argument
     add("source_path", metavar="SRC", help=kept)
-    add("target_path", metavar="DST", help="the file to write, a folder for huggingface and timm, or hf://owner/name")
+    add(
+        "target_path",
+        metavar="DST",
+        help="the file to write, or hf://owner/name; huggingface needs a folder, timm a folder or a .safetensors file",
+    )
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
-    help = "SETTING may differ in FORMAT's library: activation, layer_norm_epsilon, resnet_epsilons or pool_padding"
+    help = (
+        "write even if FORMAT's library has another value of SETTING, which is activation, layer_norm_epsilon, "
+        "resnet_epsilons or pool_padding"
+    )
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
     examples = ["keras-vit predict cat.jpg dog.jpg --weights ViT-B_16-224.npz"]
@@ -291,7 +298,10 @@ def build_parser():
     help = "write ' before cells that start with = + - or @, because spreadsheets would compute them"
     add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
-    help = "write path, label and probability per image; for a run trained on a table, the two columns of that table"
+    help = (
+        "write path, label and probability per image; for a run trained on a table, only path and label, "
+        "named as in the table"
+    )
     form.add_argument("--csv", type=Path, metavar="FILE", help=help)
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -304,7 +314,7 @@ def build_parser():
     add("--label-column", metavar="NAME", help="the CSV file's column of labels (default: label)")
     help = "write the confusion matrix (CSV and picture) and the worst mistakes (picture) to this folder"
     add("--out", type=Path, metavar="FOLDER", help=help)
-    add("--mistakes", type=int, default=24, metavar="N", help="mistakes to show (default: 24)")
+    add("--mistakes", type=int, default=24, metavar="N", help="number of worst mistakes in the picture (default: 24)")
 
     help = "write a page that shows what a model sees in images"
     examples = ["keras-vit inspect ViT-B_16-224.npz cat.jpg --out report.html"]
@@ -324,14 +334,14 @@ def build_parser():
     add("--out", type=Path, required=True, metavar="FOLDER", help=help)
     help = "a text file of class names for a SavedModel, one per line (default: the model's names)"
     add("--labels", type=Path, metavar="FILE", help=help)
-    add("--attention", action="store_true", help="add a signature of the attention rollout to a SavedModel of a ViT")
+    add("--attention", action="store_true", help="add a signature that returns the attention rollout (SavedModel)")
     kinds = "float32 (default), float16, bfloat16, int8; for openvino also int8_static"
     help = f"precision of the stored weights, not for saved_model: {kinds}"
     add("--precision", default="float32", metavar="DTYPE", help=help)
     add("--verify", nargs="+", metavar="IMAGE", help="image files on which to compare the export with the model")
     add("--overwrite", action="store_true", help="replace existing files")
 
-    help = "list the papers' training runs, or show the settings of one"
+    help = "list the recipes for training, or show the settings of one"
     add = command("recipes", _recipes, help, ["keras-vit recipes finetune_pets"], {}).add_argument
     add("name", nargs="?", help="the recipe to show (default: list all recipes with results)")
 
@@ -349,7 +359,10 @@ def build_parser():
     add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
     add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: chosen by TFDS)")
     add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
-    help = "start from a path, hf://owner/name, a tag (imagenet21k), or the word none (default: the recipe's)"
+    help = (
+        "initial weights: a path, hf://owner/name, a tag such as imagenet21k, or none for random weights "
+        "(default: the recipe's)"
+    )
     add("--weights", metavar="MODEL", help=help)
     for name, (kind, metavar, help) in LENGTHS.items():
         add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)

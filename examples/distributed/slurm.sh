@@ -7,8 +7,8 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 
-# The job starts one process for each GPU. If it is requeued, it resumes at the last checkpoint. JAX reads the
-# environment variables that SLURM sets. PyTorch reads the ones that torchrun would set, so this script sets them.
+# The job starts one process for each GPU. A requeued job resumes at the last checkpoint. JAX reads the environment
+# variables that SLURM sets. PyTorch reads the ones that torchrun would set, so this script sets them.
 export KERAS_BACKEND=${KERAS_BACKEND:-jax}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))

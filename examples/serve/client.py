@@ -1,7 +1,7 @@
 """Sends image files to a server and prints their classes. It uses only the standard library.
 
-The server is TensorFlow Serving or server.py. Export its model with postprocess="classify". Without
-`postprocess`, this script prints the outputs instead of the class.
+The server is TensorFlow Serving or server.py. Export the model with postprocess="classify". If you export the model
+without `postprocess`, this script prints the outputs instead of the class.
 
 Command:  python examples/serve/client.py cat.jpg dog.png
 Hardware: any.

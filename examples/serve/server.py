@@ -52,8 +52,8 @@ PAGE = {
 }
 # The file types of the sample images on the page.
 SAMPLES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
-# With these headers, browsers only load the files of this server and the pictures that the user selects. They do not
-# run text as code.
+# With these headers, browsers only load the files of this server and the pictures that the user selects. Text that the
+# page shows, such as the name of a class, cannot run as code.
 HEADERS = [
     (
         "Content-Security-Policy",
@@ -312,7 +312,8 @@ def serve(server, application, connections, request_timeout):
         signal.signal(number, stopped)
     threading.Thread(target=server.run, daemon=True).start()
     while not stop.wait(1):
-        # Close connections of slow clients. A client that sends a byte per second never reaches the idle timeout.
+        # Close the connections of clients that need longer than `request_timeout` to send a request. A client that
+        # sends a byte per second never reaches the idle timeout.
         now, channels = time.monotonic(), [c for c in list(connections.values()) if getattr(c, "request", None)]
         arriving = {c: arriving[c] if arriving.get(c, [None])[0] is c.request else (c.request, now) for c in channels}
         for channel, (_, since) in arriving.items():

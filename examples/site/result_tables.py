@@ -344,7 +344,10 @@ def is_main_case(row):
 
 
 def gpu_ratios():
-    """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU, as in `peers`."""
+    """Returns {(backend, peer): {task: our speed / the speed of the peer}} for B/16 on the GPU.
+
+    As in `peers`, compiled models are compared with our compiled model, and eager models with our eager model.
+    """
     rows = [row for row in result("gpu_h200")["rows"] if row["model"] == "B/16" and "samples" in row]
     ours = {(row["backend"], row["task"], row["name"]): row["samples"] for row in rows}
     ratios = {}
@@ -393,7 +396,11 @@ def gpu():
 
 
 def speeds(options):
-    """Returns a table of images per second. `options` is "plain" for models with default options, else "options"."""
+    """Returns a table of images per second.
+
+    If `options` is "plain", the table contains the models with default options. If `options` is "options", the table
+    contains the models with other options.
+    """
     cells = []
     for backend, row in throughput_rows():
         if row["task"] in TASKS and bool(row["options"]) == (options == "options"):
@@ -437,7 +444,7 @@ def pipeline(task):
         "timm": "timm's augmentation in PyTorch's DataLoader",
         "keras_cv": "tf.data by hand, with keras_cv's layers",
     }
-    # Each sample is (images per second, images per second of one core).
+    # Each sample is (images per second, images per second of CPU time). The second is the speed of one core.
     found = result(f"pipeline_{task}")
     samples = {side: [sample[1] for sample in own] for side, own in found["samples"].items()}
     gpu = found["images/s of the GPU"]
@@ -452,7 +459,7 @@ def pipeline(task):
 
 
 def growth():
-    """Returns a table of exponents. Memory grows like the number of tokens to the power of the exponent.
+    """Returns a table of exponents. Memory is proportional to the number of tokens to the power of the exponent.
 
     Each exponent is measured between the two largest image sizes.
     """
@@ -468,7 +475,7 @@ def growth():
 
 
 def int8():
-    """Returns a table of the speed of ViT-B/16 exports, and of how often they predict the top-1 class of float32."""
+    """Returns a table of exports of ViT-B/16: the speed, and the share of images with the top-1 class of float32."""
     found = result("int8")
     cells = [
         [row["side"], processor_of(found), ratio(row["ratio to float32"]), f"{row['top-1 agreement']:.1%}"]
