@@ -156,7 +156,8 @@ def plot_attention_maps(
     >>> plot_attention_maps(raw_images[0], attention_maps(model, images)[0], "heads.png")  # doctest: +SKIP
     """
     attention = shaped("attention", attention, "num_heads, num_tokens, num_tokens")
-    arguments.optional(arguments.pair, "grid_size", grid_size)
+    grid_size = arguments.optional(arguments.pair, "grid_size", grid_size)
+    query = arguments.optional(arguments.non_negative_int, "query", query)
     num_heads, num_tokens, _ = attention.shape
     rows, columns = grid_size or (math.isqrt(num_tokens),) * 2
     num_prefix = num_tokens - rows * columns
@@ -165,7 +166,7 @@ def plot_attention_maps(
         raise ValueError(f"Expected {expected}. Received: grid_size=None for {num_tokens} tokens")
     if num_prefix < 0:
         raise ValueError(f"Expected `grid_size` of at most {num_tokens} patches. Received: grid_size={grid_size}")
-    if query is not None and query not in range(num_tokens):
+    if query is not None and query >= num_tokens:
         raise ValueError(f"Expected `query` to be one of {num_tokens} tokens. Received: query={query}")
     query = 0 if query is None and num_prefix else query
     looks = attention.mean(axis=1) if query is None else attention[:, query]

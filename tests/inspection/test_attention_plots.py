@@ -8,7 +8,7 @@ matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
 RNG = np.random.default_rng(0)
 PANELS = [((2, 3), 1, None, "class token"), ((2, 3), 0, None, "mean of all patches"), ((2, 3), 3, 2, "token 2")]
 PANELS += [((2, 3), 1, 6, "patch at row 1, column 2"), (None, 1, None, "class token")]
-PANELS += [(None, 0, None, "mean of all patches")]
+PANELS += [(None, 0, None, "mean of all patches"), (2, 1, None, "class token")]
 
 
 def written(path):
@@ -48,7 +48,7 @@ def test_rollout_plot_has_three_panels_per_image(channels, tmp_path):
 
 @pytest.mark.parametrize("grid, prefix, query, title", PANELS)
 def test_maps_plot_has_panel_per_head(grid, prefix, query, title, tmp_path):
-    rows, columns = grid or (3, 3)
+    rows, columns = (2, 2) if grid == 2 else grid or (3, 3)
     attention = RNG.uniform(size=(5, *(prefix + rows * columns,) * 2))
     image = RNG.integers(0, 256, (16, 24, 3))
     path = tmp_path / "maps.png" if query == 6 else None
@@ -93,4 +93,5 @@ def test_attention_plots_refuse_invalid_arguments(tmp_path):
         expected = f"`grid_size`, .* Received: grid_size=None for {num_tokens} tokens"
         refuses(expected, plot_attention_maps, images[0], np.zeros((2, num_tokens, num_tokens)))
     refuses("one of 5 tokens. Received: query=5", plot_attention_maps, *maps, query=5)
+    refuses("`query`. Expected an integer of at least 0. Received: 2.0", plot_attention_maps, *maps, query=2.0)
     refuses(r"\(num_blocks, num_heads\)", plot_attention_distance, np.zeros(3))
