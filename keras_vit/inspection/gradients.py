@@ -37,7 +37,8 @@ def gradient_rollout(
     that pool the patches. For these models, the rows of the patches are averaged with the weights of the pooling.
     """
     taps = AttentionTaps(model, readout)
-    if mode := quantization_of_attention(taps.blocks):
+    modes = (getattr(block.attention.out, "quantization_mode", None) for block in taps.blocks)
+    if mode := next(filter(None, modes), None):
         received = f"model {model.name!r}, quantized to {mode!r}"
         raise ValueError(f"Expected a model without quantized attention (it has no gradient). Received: {received}")
     if any(block.attention_norm for block in taps.blocks):
@@ -58,12 +59,6 @@ def batches_and_classes(model, images, classes, batch_size):
         classes = np.broadcast_to(classes, number)
     for i, batch in enumerate(parts):
         yield batch, None if classes is None else classes[i * batch_size : (i + 1) * batch_size]
-
-
-def quantization_of_attention(blocks):
-    """Returns the quantization mode of the first quantized attention layer, or None."""
-    modes = (getattr(block.attention.out, "quantization_mode", None) for block in blocks)
-    return next((mode for mode in modes if mode), None)
 
 
 def _rollout(taps, inputs, classes):

@@ -15,7 +15,7 @@ from keras_vit.console import Progress
 from keras_vit.files import replacing
 from keras_vit.inspection.attention import attention_distance, attention_maps, attention_rollout
 from keras_vit.inspection.attention_plots import plot_attention_distance, plot_attention_maps, plot_attention_rollout
-from keras_vit.inspection.gradients import gradient_rollout, quantization_of_attention
+from keras_vit.inspection.gradients import gradient_rollout
 from keras_vit.inspection.inputs import patch_layout
 from keras_vit.inspection.weights import (
     embedding_filters,
@@ -119,11 +119,13 @@ def _image_sections(taps, paths, arrays, top):
         text = "Attention rollout: how much each patch contributes to the input of the classification head. "
         text += "The picture in the middle is darker where the patches contribute less."
         yield _figure(plot_attention_rollout(array[None], attention_rollout(model, inputs)), text)
-        if best is not None and quantization_of_attention(taps.blocks):
-            yield "<p>The model's attention is quantized, so gradient rollout cannot be computed.</p>"
-        elif best is not None:
+        if best is not None:
             text = f"Gradient rollout for the class {best}: the attention is weighted by the gradient of this class."
-            yield _figure(plot_attention_rollout(array[None], gradient_rollout(model, inputs)), text)
+            # Models with quantized attention or with attention_norm have no gradient rollout.
+            try:
+                yield _figure(plot_attention_rollout(array[None], gradient_rollout(model, inputs)), text)
+            except ValueError as error:
+                yield f"<p>No gradient rollout: {html.escape(str(error))}</p>"
         text = f"Attention in the last block (index {len(taps.blocks) - 1}), each head on its own scale."
         maps = attention_maps(model, inputs)[0]
         yield _figure(plot_attention_maps(array, maps, grid_size=layout.grid_size), text)
@@ -139,13 +141,14 @@ def _model_sections(model, notes):
         yield _figure(plot_position_similarity(position_similarity(model)), text)
     else:
         yield "<p>The model has no position embeddings to compare, or only relative ones.</p>"
-    filters = embedding_filters(model)
     yield "<h2>Embedding filters</h2>"
-    yield _figure(
-        plot_embedding_filters(filters),
-        f"The first {len(filters)} principal components of the first layer's filters, "
-        f"{filters.shape[1]} x {filters.shape[2]} each.",
-    )
+    # A model from `fold_preprocessing` has no filters to show.
+    try:
+        filters = embedding_filters(model)
+        text = f"The first {len(filters)} principal components of the first layer's filters, "
+        yield _figure(plot_embedding_filters(filters), f"{text}{filters.shape[1]} x {filters.shape[2]} each.")
+    except ValueError as error:
+        yield f"<p>No filters: {html.escape(str(error))}</p>"
     yield "<h2>Model</h2>"
     if notes:
         yield f"<pre>{html.escape(notes)}</pre>"

@@ -21,6 +21,7 @@ ANY_SIZE = {"image_size": (None, None), "grid_size": (4, 4)}
 SECTIONS = [
     ({"num_classes": 0, "pooling": "gap"}, 5, "no single classification output"),
     ({"task": "regression", "position_embedding": "relative"}, 4, "no single class.*no position embeddings to"),
+    ({"attention_norm": True}, 5, "No gradient rollout: .* without attention_norm"),
     ({**ANY_SIZE, "in_channels": 1, "distillation_token": True}, 6, "8 x 12 pixels.*2 x 3 patches"),
 ]
 
@@ -79,7 +80,7 @@ def test_report_is_complete_and_self_contained(images, tmp_path):
     assert f"{best[2]:.1%}" in text
 
 
-@pytest.mark.parametrize("changes, pictures, words", SECTIONS, ids=["features", "regression", "any size"])
+@pytest.mark.parametrize("changes, pictures, words", SECTIONS, ids=["features", "regression", "norm", "any size"])
 def test_report_sections_depend_on_model(changes, pictures, words, images, tmp_path):
     model, _ = reference.build(**changes)
     if "grid_size" in changes:
@@ -102,6 +103,8 @@ def test_report_of_nested_quantized_and_two_output_models(images, tmp_path):
     model, _ = reference.build()
     pictures, _, text = report(keras.Model(model.input, [model.output, model.get_layer("norm").output]))
     assert pictures == 5 and "no classes are shown" in text
+    folded, _, text = report(keras_vit.fold_preprocessing(reference.build(include_preprocessing=True)[0]))
+    assert folded == 5 and "No filters: Expected a model whose preprocessing is not folded" in text
     # Quantized attention has no gradient, so one picture is missing.
     model.get_layer("block_01").attention.out.quantize("int8")
     pictures, rows, text = report(model)
