@@ -121,6 +121,12 @@ def recognise(keys, container, facts):
         own = (source for source in family.sources if source.name != "keras" and source.recognises(keys))
         if found := found or next(own, None):
             return found
+    if container == "h5" and any(key.startswith(("stem_conv_2/", "vt_1/")) for key in keys):
+        # The layers of a CoAtNet and of a VTResNet have the same names as layers of other families.
+        raise ValueError(
+            "Expected another file than the .weights.h5 of a CoAtNet or VTResNet. Build the same model, and call "
+            "model.load_weights(path)."
+        )
     # Check the sources "keras" (Keras' .weights.h5 files) last, because files of keras.applications may have the same
     # keys.
     return next((source for source in _all_sources() if source.name == "keras" and source.recognises(keys)), None)

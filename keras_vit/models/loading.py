@@ -94,9 +94,9 @@ def load_weights(
     Reference: arXiv 2010.11929, section 3.2; the official code's `load_pretrained`.
     """
     arguments.each(arguments.names, skip=skip, allow=allow)
+    refuse_own_family(model)
     _, file = identify(open_file(path, sha256), source)
     found = read_config(file, grid_size)
-    refuse_own_family(model)
     options = {"skip": skip, "allow": allow, "position_interpolation": position_interpolation}
     return load_file(model, file, found, whole=True, **options)
 

@@ -8,6 +8,7 @@ import pytest
 import keras_vit
 from keras_vit.weights.read import open_checkpoint
 from tests.golden import GOLDEN_FOLDER
+from tests.models.coatnet import test_model as coatnet
 from tests.models.vt_resnet import test_model as vt_resnet
 from tests.tiny import TEST_VIT, build, randomize
 from tests.weights.helpers import check_not_saved, check_refused, check_same, unchanged
@@ -195,6 +196,9 @@ def test_family_without_format_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     model.save_weights(tmp_path / "model.weights.h5")
     check_refused(message + " or model.save_weights and model.load_weight", tmp_path / "model.weights.h5", into=model)
+    for other in (model, coatnet.build()):
+        other.save_weights(tmp_path / "model.weights.h5")
+        check_refused("of a CoAtNet or VTResNet. Build the same .* model.load_weights", tmp_path / "model.weights.h5")
 
 
 @pytest.mark.parametrize("builder, num_features", [("ViTTi16", 192), ("BiTR50x1", 2048)])

@@ -182,7 +182,7 @@ def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
     refuses("Received: 'ViTB16.imagenet21k'. Did you mean 'imagenet21k'", zoo.local_path, B16.name, "ViTB16")
     refuses(r"Received: 'imagenet'. Did you mean 'imagenet2012'\?", zoo.local_path, "imagenet", "ViTB16")
     with pytest.raises(FileNotFoundError, match="which does not exist in .*published checkpoint.*`from_pretrained`"):
-        keras_vit.load_weights(keras.Sequential(), "ViTB16.imagenet21k")
+        keras_vit.load_weights(keras_vit.ViTTi16(num_layers=1), "ViTB16.imagenet21k")
 
 
 @pytest.mark.parametrize("place", [TI16.filename, f"a-kaggle-input/{TI16.filename}", f"augreg/{TI16.filename}"])

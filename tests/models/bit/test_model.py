@@ -3,7 +3,6 @@ import numpy as np
 from keras import ops
 
 import keras_vit
-from keras_vit.models.bit.config import decode_resnet
 from tests.errors import refuses
 from tests.models.small import images
 
@@ -38,11 +37,6 @@ def test_bit_weights_with_other_epsilons_are_refused(tmp_path):
     found = keras_vit.BiT("R50x1", **changes).config
     assert (found.resnet_epsilons, found.pool_padding) == ("timm", "zeros")
     assert keras_vit.BiT("R50x1", resnet_epsilons="official", **changes).config.resnet_epsilons == "official"
-
-
-def test_decode_resnet_stages_and_width():
-    assert decode_resnet("R50x1") == ((3, 4, 6, 3), 1)
-    assert decode_resnet("R152x4") == ((3, 8, 36, 3), 4)
 
 
 def test_pool_padding_changes_only_the_edge():
