@@ -106,7 +106,7 @@ class PatchEmbedding(Layer):
             return kernels.dense(unfold(images, self.patch_size), kernel, self.bias)
         # Crop first. If pixels are left over, TensorFlow's VALID convolution on CPUs may return wrong results for 1
         # channel and patches 1 pixel high.
-        images, rows, columns = whole_patches(images, self.patch_size)
+        images, rows, columns = whole_patches(ops.cast(images, self.compute_dtype), self.patch_size)
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
         x = ops.reshape(x, (-1, rows * columns, self.hidden_dim))
         return x if self.bias is None else x + self.bias

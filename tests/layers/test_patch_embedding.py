@@ -25,12 +25,12 @@ def cut(images, patch_size):
     )
 
 
-@given(size=SIZES, patch_size=PATCH_SIZES, channels=st.integers(1, 6), hidden_dim=st.integers(1, 7))
-@example(size=(2, 3), patch_size=(1, 2), channels=1, hidden_dim=1)
-def test_convolution_and_unfold_are_the_same_function(size, patch_size, channels, hidden_dim):
+@given(SIZES, PATCH_SIZES, st.integers(1, 6), st.integers(1, 7), st.sampled_from(["float32", "uint8"]))
+@example((2, 3), (1, 2), 1, 1, "float32")
+def test_convolution_and_unfold_are_the_same_function(size, patch_size, channels, hidden_dim, dtype):
     conv, unfold = (PatchEmbedding(hidden_dim, patch_size, method=method) for method in ("conv", "unfold"))
     rng = np.random.default_rng(0)
-    images = rng.normal(size=(2, *size, channels)).astype("float32")
+    images = rng.uniform(0, 3, size=(2, *size, channels)).astype(dtype)
     if size[0] < patch_size[0] or size[1] < patch_size[1]:
         for layer in (conv, unfold, Patches(patch_size)):
             refuses("Expected images of at least one patch, .* Received: images of", layer, images)
