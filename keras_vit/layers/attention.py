@@ -110,7 +110,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.set_booleans(qk_norm=qk_norm, use_bias=use_bias, key_bias=key_bias, output_norm=output_norm)
         self.rotary_layout = arguments.choice("rotary_layout", rotary_layout, (None, *LAYOUTS))
         self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
-        self.dropout = keras.layers.Dropout(self.dropout_rate, seed=seed, dtype=self.dtype_policy, name="dropout")
+        self.dropout = keras.layers.Dropout(self.dropout_rate, seed=self.seed, dtype=self.dtype_policy, name="dropout")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):

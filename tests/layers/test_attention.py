@@ -155,7 +155,7 @@ def test_softmax_of_bfloat16_sums_in_float32(scores):
 def test_dropout_of_weights_keeps_the_expectation():
     """With equal scores and values of one, an output is the share of the weights that stays, rescaled."""
     tokens, rate = 64, 0.25
-    layer = MultiHeadSelfAttention(1, head_dim=1, dropout_rate=rate, seed=0)
+    layer = MultiHeadSelfAttention(1, head_dim=1, dropout_rate=rate, seed=np.int64(0))
     layer.build((None, tokens, 1))
     layer.set_weights([np.zeros((1, 3)), np.array([0.0, 0.0, 1.0]), np.ones((1, 1)), np.zeros(1)])
     x = np.zeros((40, tokens, 1), "float32")
