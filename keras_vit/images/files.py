@@ -25,8 +25,8 @@ PIECE = 1 << 16
 # The largest allowed side. Resizing needs memory for output height x input width, so a limit on pixels is not enough.
 MAX_SIDE = 65_535
 # These formats are refused. Pillow runs Ghostscript for EPS. A BLP may contain a JPEG, and the limit on JPEG scans
-# would not apply to it. Pillow identifies BUFR, GRIB and HDF5, but cannot read them.
-NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5")
+# would not apply to it. Pillow identifies BUFR, GRIB, HDF5 and MPEG, but cannot read them.
+NOT_READ = ("EPS", "BLP", "BUFR", "GRIB", "HDF5", "MPEG")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 _GREY = (0.299, 0.587, 0.114)

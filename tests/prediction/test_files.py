@@ -20,7 +20,7 @@ REFUSED += [('image\n"open', None, "UTF-8")]
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("b.png", "a.JPG", ".hidden.png", ".checkpoints/d.png", "more/c.webp", "notes.txt"):
+    for name in ("b.png", "a.JPG", ".hidden.png", ".checkpoints/d.png", "more/c.webp", "film.mpg"):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / name).write_bytes(b"")
     return tmp_path
