@@ -155,8 +155,8 @@ def _paths_in_table(table, column):
 def table_columns(weights):
     """Returns the names of the path column and the label column in the table that a run was trained on.
 
-    The function reads results.json in `weights`, the folder of the run. It returns None if the names are unknown or
-    there are several label columns.
+    The function reads results.json in `weights`, the folder of the run. It returns None if the names are unknown, or
+    if the images of the table may have several labels.
     """
     try:
         results = json.loads(Path(weights, "results.json").read_text(encoding="utf-8"))

@@ -124,10 +124,7 @@ class Plain(keras.layers.Layer):
         (lambda: KERAS.RandomFlip(data_format="channels_first"), "data_format='channels_last'"),
         (lambda: KERAS.AugMix(), "keras_cv.layers.AugMix"),
         (lambda: CV.FourierMix(), "draw random numbers from keras.random .*FourierMix, with RandomGamma|RandomShuffle"),
-        (
-            lambda: CV.RandomChoice([CV.MixUp(), CV.CutMix()], batchwise=True),
-            "a layer that takes a batch .*RandomChoice",
-        ),
+        (lambda: CV.RandomChoice([CV.MixUp(), CV.CutMix()], batchwise=True), "layer that takes a batch .*RandomChoice"),
         (Plain, "draw random numbers from keras.random .*Plain, with RandomStandardNormal"),
         (lambda: KERAS.Dense(2), "Expected"),
     ],

@@ -19,10 +19,7 @@ PIPELINE_REFUSES_INVALID_ARGUMENT = [
     ({"labels": "sparse"}, "`labels` to be 'int', 'one_hot', 'none' or None"),
     ({"labels": "int", "augment": "deit"}, "one-hot labels for `augment` that mixes"),
     ({"augment": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
-    (
-        {"preprocessing": Preprocessing(mean=(0.5, 0.5))},
-        "`mean` to hold one number, or one for each of the images' 3 channels",
-    ),
+    ({"preprocessing": Preprocessing(mean=(0.5, 0.5))}, "`mean` to hold one number, or one for each of the images' 3"),
     ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers with at most one policy"),
     ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
     ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),

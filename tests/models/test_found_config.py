@@ -81,9 +81,7 @@ def test_missing_epsilon_is_that_of_the_model_type(tmp_path, changes, origin, ep
     assert (found.origin, found.value) == (origin, epsilon)
 
 
-@pytest.mark.parametrize(
-    "constants, origin", [({"resample": 3}, "stated in the file"), ({}, "default of transformers")]
-)
+@pytest.mark.parametrize("constants,origin", [({"resample": 3}, "stated in the file"), ({}, "default of transformers")])
 def test_missing_constants_of_a_processor_are_defaults(tmp_path, constants, origin):
     processor = {"image_processor_type": "ViTImageProcessor", **constants}
     folder = changed(tmp_path, "hf_vit", "preprocessor_config.json", **processor)

@@ -299,9 +299,7 @@ def test_source_sets_the_preprocessing(tmp_path, name):
         assert each.preprocessing == OF_SOURCES[name] and each.config == model.config
 
 
-@pytest.mark.parametrize(
-    "name, type", [("hf_vit", "vit"), ("hf_vit", "deit"), ("hf_vit", "vit_mae"), ("hf_bit", "bit")]
-)
+@pytest.mark.parametrize("name,type", [("hf_vit", "vit"), ("hf_vit", "deit"), ("hf_vit", "vit_mae"), ("hf_bit", "bit")])
 def test_folder_without_processor_needs_preprocessing(tmp_path, name, type):
     folder = changed(tmp_path, name, model_type=type)
     message = f"(?s)Pass preprocessing=.*{'huggingface_bit' if type == 'bit' else 'huggingface'} models differ in it"
@@ -393,9 +391,7 @@ def test_architecture_gives_settings_of_a_state_dict(tmp_path, caplog):
     given = keras_vit.from_pretrained(path, architecture="vit_tiny_patch16_224", **BARE)
     assert given.preprocessing == BARE["preprocessing"]
     refuses("Pass preprocessing= to", keras_vit.from_pretrained, path, architecture="vit_tiny_patch16_224.dino")
-    refuses(
-        "Expected None, except for a state dict", keras_vit.from_pretrained, GOLDEN_FOLDER / "hf_vit", architecture="x"
-    )
+    refuses("None, except for a state dict", keras_vit.from_pretrained, GOLDEN_FOLDER / "hf_vit", architecture="x")
     dino = GOLDEN_FOLDER / "original_dinov2.safetensors"
     refuses("of the source 'dinov2_original'", keras_vit.from_pretrained, dino, architecture="vit_tiny_patch16_224")
 
