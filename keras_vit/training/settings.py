@@ -216,7 +216,7 @@ class Recipe:
             fields[key] = _checked(key, value, kinds[key])
         if fields.get("steps") or fields.get("epochs"):
             fields = {"steps": None, "epochs": None, "min_steps": 0, **fields}
-        if any(fields.get(key) for key in _WARMUPS):
+        if fields.keys() & set(_WARMUPS):
             fields = {**dict.fromkeys(_WARMUPS, 0), **fields}
         return dataclasses.replace(self, **fields, model=model)
 

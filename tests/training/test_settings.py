@@ -10,13 +10,13 @@ def test_recipe_replace_parses_text():
     assert (changed.learning_rate, changed.image_size, changed.variant) == (0.01, (32, 48), "S/4")
     assert changed.model == {"dropout_rate": 0.1} and (changed.epochs, changed.steps) == (3.0, None)
     assert changed.name == "finetune_cifar" and RECIPES["finetune_cifar"].model == {}
-    assert RECIPES["deit_small"].replace({"warmup_steps": "7"}).warmup_epochs == 0
+    for changes in ({"warmup_steps": "7"}, {"warmup_percent": "5"}, {"warmup_steps": "0"}):
+        assert RECIPES["deit_small"].replace(changes).warmup_epochs == 0
     own = RECIPES["finetune"].replace({"epochs": "3", "warmup_epochs": "0.5"})
     assert (own.epochs, own.min_steps, own.warmup_epochs, own.warmup_percent) == (3, 0, 0.5, 0)
     assert RECIPES["finetune"].replace({"epochs": "3", "min_steps": "9"}).min_steps == 9
     assert RECIPES["finetune"].replace({"batch_size": "8"}).batch_size == 8
     assert RECIPES["finetune"].replace({"warmup_percent": "0"}).warmup_percent == 0
-    assert RECIPES["deit_small"].replace({"warmup_percent": "5"}).warmup_epochs == 0
     assert RECIPES["finetune"].command == "keras-vit train --recipe finetune --data FOLDER"
 
 
