@@ -198,13 +198,19 @@ def fsdp(
             applied first, and FSDP then splits another dimension. None applies only FSDP.
 
     Raises:
+        ValueError: If `layouts` was made for another mesh.
         RuntimeError: On another backend than JAX.
 
     Reference: [arXiv 1910.02054](https://arxiv.org/abs/1910.02054), stage 3.
     """
-    mesh = device_mesh() if mesh is None else mesh
-    layouts = keras.distribution.LayoutMap(mesh) if layouts is None else layouts
-    return Layouts(layouts, arguments.positive_int("min_size", min_size), auto_shard_dataset)
+    if layouts is None:
+        layouts = keras.distribution.LayoutMap(device_mesh() if mesh is None else mesh)
+    split = Layouts(layouts, arguments.positive_int("min_size", min_size), auto_shard_dataset)
+    mesh = split.device_mesh if mesh is None else arguments.instance("mesh", mesh, keras.distribution.DeviceMesh)
+    given, made = ([*x.axis_names, x.shape, *x.devices.flat] for x in (mesh, split.device_mesh))
+    if given != made:
+        raise arguments.invalid("layouts", f"layouts that were made for {mesh}", split.device_mesh)
+    return split
 
 
 class Split(NamedTuple):

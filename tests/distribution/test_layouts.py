@@ -136,6 +136,16 @@ def test_describe_leaves_metrics_unchanged():
     assert all(not np.any(variable) for variable in model.metrics_variables)
 
 
+@jax_only
+def test_fsdp_layouts_of_another_mesh_are_refused():
+    names = [("data", "model"), ["data", "model"], ("batch", "model")]
+    mesh, equal, other = (keras.distribution.DeviceMesh((1, 1), each, ["cpu:0"]) for each in names)
+    layouts = distribution.layout_map(mesh)
+    assert distribution.fsdp(equal, layouts=layouts).device_mesh is mesh
+    assert distribution.fsdp(layouts=layouts).device_mesh is mesh
+    refuses("`layouts`.* made for .*'batch'.* Received: .*'data'", distribution.fsdp, other, layouts=layouts)
+
+
 def test_other_backends_have_no_layouts():
     for call in (distribution.device_mesh, distribution.data_parallel, distribution.fsdp):
         refuses("Expected the JAX backend.*Received: torch", call, error=RuntimeError)
