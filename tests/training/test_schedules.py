@@ -46,16 +46,13 @@ def test_schedule_of_a_million_steps_in_float32(decay):
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-9)
 
 
-def test_rsqrt_schedule_warms_up_decays_and_cools_down():
+def test_schedules_warm_up_stay_decay_and_cool_down():
+    constant = WarmupDecay(0.5, 100, 10, "constant")
+    assert [float(constant(s)) for s in (0, 5, 10, 10**6)] == [0, 0.25, 0.5, 0.5]
     schedule = WarmupDecay(1.0, 1000, 100, "rsqrt", timescale=100, cooldown_steps=50)
     assert [float(schedule(s)) for s in (0, 50, 100, 400)] == pytest.approx([0, 0.5, 1, 0.5])
     assert float(schedule(975)) == pytest.approx(0.5 / np.sqrt(9.75))
     assert float(schedule(1000)) == float(schedule(1001)) == 0
-
-
-def test_constant_schedule_stays():
-    schedule = WarmupDecay(0.5, 100, 10, "constant")
-    assert [float(schedule(s)) for s in (0, 5, 10, 10**6)] == [0, 0.25, 0.5, 0.5]
 
 
 def test_schedule_in_a_compiled_train_step():
