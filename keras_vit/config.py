@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import keras
+import numpy as np
 
 from keras_vit import activations, arguments
 
@@ -276,7 +277,8 @@ class ModelConfig:
     def replace(self, **changes):
         """Returns a copy with changed fields. Derives dependent fields again; raises if a field is invalid."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        derived = {name: None for source, name in _FOLLOWS if source in changes and name in values}
+        changed = {name for name, value in changes.items() if not np.array_equal(value, values.get(name))}
+        derived = {name: None for source, name in _FOLLOWS if source in changed and name in values}
         return arguments.record(type(self), {**values, **derived, **changes})
 
     def to_dict(self):
