@@ -107,8 +107,8 @@ class MBConv(CompositeLayer):
 
     def build(self, images_shape):
         channels = images_shape[-1]
-        if self.strides > 1 or channels != self.filters:
-            self.shortcut = None if channels == self.filters else self._dense("shortcut", self.filters, self.use_bias)
+        if channels != self.filters:
+            self.shortcut = self._dense("shortcut", self.filters, self.use_bias)
         hidden_shape = (*images_shape[:-1], self.hidden_dim)
         self.pre_norm.build(images_shape)
         self.expand.build(images_shape)
