@@ -2,6 +2,8 @@ import re
 
 import pytest
 
+from keras_vit.models.bit.bottleneck import Bottleneck
+from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
 from tests.errors import not_found, refuses
 from tests.models.test_every_family import BUILDERS
 
@@ -66,3 +68,8 @@ def test_bad_argument_is_explained(family, changes, message):
 def test_missing_weights_file_is_named():
     for family in ("vit", "bit"):
         not_found("nowhere", BUILDERS[family][0], weights="nowhere.npz")
+
+
+def test_flag_of_a_layer_has_to_be_a_bool():
+    refuses("`pre_activation`. Expected a bool", Bottleneck, 64, pre_activation="False")
+    refuses("`shortcut_bias`. Expected a bool", RelativeTransformerBlock, 2, 3, 8, (3, 2), shortcut_bias="no")

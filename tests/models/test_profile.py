@@ -182,9 +182,8 @@ def test_weights_of_the_model_itself_are_counted():
 
 def test_lora_adds_parameters_but_no_multiply_adds():
     model = build()
-    for layer in model.layers:
-        if layer.name.startswith("block_"):
-            layer.attention.qkv.enable_lora(2)
+    for block in model.blocks:
+        block.attention.qkv.enable_lora(2)
     costs = profile(model)
     assert costs.parameters == model.count_params() == build().count_params() + 2 * (12 * 2 + 2 * 36)
     assert costs.multiply_adds == profile(build()).multiply_adds
@@ -245,8 +244,7 @@ def test_profile_refuses_wrong_sizes_and_models():
         profile(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), 32)
     refuses("`image_size`", profile, build(), 0)
     refuses("at least one patch", profile, build(), 2)
-    dense = keras.layers.Dense(2, name="own")
-    flat = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), dense])
+    flat = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(2, name="own")])
     assert profile(flat, 16).multiply_adds == 16 * 16 * 3 * 2
     refuses("`image_size`. Expected a size.*768.*Received: .32, 32.*'own'.* 3072", profile, flat, 32)
     for wrong in (keras.Sequential([keras.layers.Dense(2)]), keras.layers.Dense(2), "B/16"):

@@ -166,6 +166,8 @@ def test_table_is_aligned_and_columns_are_chosen():
     row = zoo.find("DeiTB16.imagenet2012")
     assert zoo.table([row], ("params", "sha256")).splitlines()[1].split() == ["87M", "b5f2ef4d"]
     refuses("`columns`. Expected one of 'name', .*'url'. Received: 'size'", zoo.table, [row], ("size",))
+    for name, parameters in (("DeiTTi16.imagenet2012", 5.717e6), ("DINOv2S14.lvd142m", 22.056e6)):
+        assert zoo._parameters(zoo.find(name)) == pytest.approx(parameters, rel=1e-3)
 
 
 def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
@@ -292,11 +294,6 @@ def test_read_only_cache_is_read(home, offline):
     path = put(home / TI16.filename)
     home.chmod(0o555)
     assert zoo.fetch(TI16) == str(path)
-
-
-@pytest.mark.parametrize("name, parameters", [("DeiTTi16.imagenet2012", 5.717e6), ("DINOv2S14.lvd142m", 22.056e6)])
-def test_parameters_of_published_file_are_counted(name, parameters):
-    assert zoo._parameters(zoo.find(name)) == pytest.approx(parameters, rel=1e-3)
 
 
 def test_cached_checkpoint_opens_no_socket(home, monkeypatch):

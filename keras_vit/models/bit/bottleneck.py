@@ -65,7 +65,7 @@ class Bottleneck(CompositeLayer):
         super().__init__(**kwargs)
         self.width = arguments.positive_int("width", width)
         self.strides = arguments.positive_int("strides", strides)
-        self.pre_activation = bool(pre_activation)
+        self.pre_activation = arguments.boolean("pre_activation", pre_activation)
         self.epsilons = arguments.choice("epsilons", epsilons, RESNET_EPSILONS)
         if self.width % 32:
             raise arguments.invalid("width", "a multiple of 32", width)

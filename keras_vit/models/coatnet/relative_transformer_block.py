@@ -69,7 +69,7 @@ class RelativeTransformerBlock(CompositeLayer):
         self.strides = arguments.choice("strides", strides, (1, 2))
         self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
         self.padding = arguments.choice("padding", padding, PADDINGS)
-        self.shortcut_bias = bool(shortcut_bias)
+        self.shortcut_bias = arguments.boolean("shortcut_bias", shortcut_bias)
         self.norm = arguments.choice("norm", norm, NORMS)
         self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)

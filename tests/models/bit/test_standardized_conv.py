@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
+from tests.errors import refuses
 from tests.resnet_reference import convolve, standardize
 
 BIT = {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"}
@@ -81,7 +82,6 @@ def test_initial_weights():
 
 
 def test_unsuitable_images_are_refused():
-    with pytest.raises(ValueError, match="Expected images with a known number of channels. Received: shape "):
-        StandardizedConv2D(4, 3)(keras.Input((8, 8, None)))
-    with pytest.raises(ValueError, match="expected ndim=4, found ndim=3"):
-        StandardizedConv2D(4, 3)(np.zeros((8, 8, 3)))
+    layer, message = StandardizedConv2D(4, 3), "Expected images with a known number of channels. Received: shape "
+    refuses(message, layer, keras.Input((8, 8, None)))
+    refuses("expected ndim=4, found ndim=3", layer, np.zeros((8, 8, 3)))
