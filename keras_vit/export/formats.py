@@ -15,7 +15,7 @@ from keras_vit.export import parity, tensorflow_formats, torch_formats
 from keras_vit.export.child import custom_objects, run_in_child
 from keras_vit.export.parity import PRECISIONS, STATIC, accuracy_change, with_precision
 from keras_vit.files import draft_folder, put_folder
-from keras_vit.prediction.inputs import real_array
+from keras_vit.prediction.inputs import check_images, real_array
 
 
 class Format(NamedTuple):
@@ -55,8 +55,11 @@ def write_file(fmt, model, path, precision="float32", images=None, labels=None, 
         raise arguments.invalid(
             "labels", f"None, because model {model.name!r} has one output and no top-1 class", labels
         )
-    if labels is not None and real_array("labels", labels).shape != given.shape[:1]:
-        raise arguments.invalid("labels", f"a class for each of {len(given)} images", labels)
+    if labels is not None:
+        classes, num_classes = real_array("labels", labels), model.outputs[0].shape[-1]
+        if classes.shape != given.shape[:1] or not np.isin(classes, np.arange(num_classes)).all():
+            expected = f"a class for each of {len(given)} images, an integer of 0..{num_classes - 1}"
+            raise arguments.invalid("labels", expected, labels)
     given = parity.split_batches(given)
     settings = {"precision": precision, "names": parity.output_names(model)}
     tolerance = fmt.tolerances.get(precision) if tolerance is None else tolerance
@@ -85,6 +88,8 @@ def write_checked(
     if not here:
         custom_objects(model, custom_module)
     parity.check_finite(model)
+    if given:
+        check_images(model, given[0], "images")
     every, settings = [*batches, *given], settings | {"num_random": len(batches)}
     with _draft(path, overwrite) as draft:
         reduced = with_precision(model, precision)

@@ -105,3 +105,5 @@ def test_invalid_argument_or_missing_package_is_named(model, tmp_path):
         refuses(message, check, model, tmp_path / "model.x", None, **arguments)
     images, one = np.zeros((2, 16, 16, 3)), tiny.build(num_classes=1)
     refuses("one output", check, one, tmp_path / "model.x", None, images=images, labels=[0, 1])
+    refuses("a class for each of 2 images", check, model, tmp_path / "model.x", None, images=images, labels=[0, 9])
+    refuses("Expected images of -1 to 1", check, model, tmp_path / "model.x", None, images=images + 200)
