@@ -64,7 +64,13 @@ def unchecked(layer, name="keras's layer"):
 
     def call(inputs, seed):
         draws.restart(seed)
-        return layer(inputs, training=True)
+        # Layers draw random numbers in Keras' floatx, but compute in float32.
+        floatx = keras.config.floatx()
+        keras.config.set_floatx("float32")
+        try:
+            return layer(inputs, training=True)
+        finally:
+            keras.config.set_floatx(floatx)
 
     return call
 

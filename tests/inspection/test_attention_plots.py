@@ -82,7 +82,6 @@ def test_attention_plots_refuse_invalid_arguments(tmp_path):
     images, attention = np.zeros((2, 8, 8, 3)), np.zeros((2, 2, 2))
     for bad in (attention[:1], attention[0]):
         refuses(r"`attention` of shape \(2, rows, columns\)", attention_overlay, images, bad)
-    refuses("Expected images of shape", plot_attention_rollout, images[0], attention)
     refuses("2 `titles`, one for each image. Received: 1", plot_attention_rollout, images, attention, titles=["one"])
     refuses("Expected a .png file", plot_attention_rollout, images, attention, tmp_path / "rollout.pdf")
     refuses(r"\(num_heads, num_tokens, num_tokens\)", plot_attention_maps, images[0], np.zeros((2, 5, 4)))
