@@ -123,6 +123,8 @@ def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
 
     If `model` is None, `train` and `test` are (features, labels).
     """
+    if model is None and layer is not None:
+        raise invalid("layer", "None, since `model` is None", repr(layer))
     names = (getattr(data, "class_names", None) for data in (test, train))
     parts, order = [], class_order(*names, "the training data")
     for part, data in (("train", train), ("test", test)):

@@ -14,7 +14,7 @@ REFUSED = [
     ({"shots": 16}, "`shots`. Expected at most 15, the number of training images of class 0. Received: 16"),
     ({"seeds": ()}, "`seeds`. Expected at least one"),
     ({"seeds": (-1,)}, "`seeds`"),
-    ({"l2": []}, "`l2`. Expected at least one"),
+    ({"layer": "head"}, "`layer`. Expected None, since `model` is None. Received: 'head'"),
     ({"l2": [1, 0]}, "`l2`. Expected a number above 0"),
     ({"test": (TEST[0], TEST[1] + 1)}, "`train`. Expected images of all test classes. Received: no image of class 4"),
     ({"test": (TEST[0], TEST[1][:9])}, "`test`. Expected one label for each of 200 rows of features. Received: 9"),
