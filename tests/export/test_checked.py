@@ -97,7 +97,6 @@ def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):
 def test_invalid_argument_or_missing_package_is_named(model, tmp_path):
     refuses("to end in '.x'", check, model, tmp_path / "model.y", None)
     for arguments, message in (
-        ({"precision": "int4"}, "`precision`"),
         ({"precision": "bfloat16", "precisions": ("float32",)}, "Expected one of 'float32'. Received"),
         ({"labels": [1]}, "Expected `images`"),
         ({"packages": ("sys", "no_such_a", "no_such_b"), "error": ImportError}, "pip install no-such-a no-such-b"),

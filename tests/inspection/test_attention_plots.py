@@ -93,4 +93,3 @@ def test_attention_plots_refuse_invalid_arguments(tmp_path):
         refuses(expected, plot_attention_maps, images[0], np.zeros((2, num_tokens, num_tokens)))
     refuses("one of 5 tokens. Received: query=5", plot_attention_maps, *maps, query=5)
     refuses("`query`. Expected an integer of at least 0. Received: 2.0", plot_attention_maps, *maps, query=2.0)
-    refuses(r"\(num_blocks, num_heads\)", plot_attention_distance, np.zeros(3))

@@ -129,5 +129,4 @@ def test_similarity_plot_has_map_per_patch(grid, tmp_path):
 
 
 def test_weight_plots_refuse_arrays_of_other_shapes():
-    refuses(r"`filters` of shape \(number, height, width, channels\)", plot_embedding_filters, np.zeros((4, 4, 3)))
     refuses(r"`similarity` of shape \(rows, columns, rows, columns\)", plot_position_similarity, np.zeros((2, 3, 3, 2)))
