@@ -219,7 +219,7 @@ def takes(expected, received):
 
 
 def image_shape(name, received, expected, owner=""):
-    """Raises if images of shape `received` do not match the model's input shape `expected`. None matches any size.
+    """Raises if images of shape `received` do not match the model's input shape `expected`, whose None match any size.
 
     The error contains `owner`, such as " for model 'vit_B16'", after the expected shape.
     """

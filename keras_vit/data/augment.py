@@ -100,7 +100,7 @@ def augmentation(value):
     layers = [part for part in parts if isinstance(part, keras.layers.Layer)]
     policies = [part for part in parts if not isinstance(part, keras.layers.Layer)]
     if len(policies) > 1:
-        raise arguments.invalid("augment", "a list of layers with at most one policy", value)
+        raise arguments.invalid("augment", "a list of layers and at most one `Policy`", value)
     policy = policies[0] if policies else "none"
     if not isinstance(policy, Policy):
         if not isinstance(policy, str):

@@ -82,8 +82,8 @@ def kind_of_batch_labels(source, labels, augmentation):
     if source.labels in ("soft", "multi_hot", "float"):
         if labels or (augmentation.policy.label_smoothing and source.labels != "soft"):
             raise ValueError(
-                "Expected labels=None for soft labels, multi-label data and regression targets, and label smoothing "
-                f"only with soft or integer labels. Received: labels={labels!r}, {augmentation}"
+                "Expected labels=None for soft labels, multi-label data and regression targets. Label smoothing needs "
+                f"soft or integer labels. Received: labels={labels!r}, {augmentation}"
             )
         return source.labels
     return labels or ("one_hot" if mixes else "int")

@@ -256,7 +256,7 @@ def distributed(kind: str | None, model_devices: int | None = None):
         expected = f"Expected the JAX backend (KERAS_BACKEND=jax) for distribution={kind!r}"
         raise RuntimeError(f"{expected}. Received: {backend}, which supports only 'data'.")
     if backend == "tensorflow":
-        import tensorflow as tf  # Keras 3 trains on several devices of TensorFlow only within the scope of a strategy.
+        import tensorflow as tf  # On TensorFlow, Keras 3 uses several devices only within the scope of a strategy.
 
         strategy = tf.distribute.MirroredStrategy()
         with strategy.scope():

@@ -79,7 +79,7 @@ def classification_report(
 
 
 def _places(data, count):
-    """Returns the positions of the `count` readable images among all images of `data`, which may skip broken images."""
+    """`data` may skip broken images. Returns the positions of its `count` readable images among all of its images."""
     broken = getattr(data, "broken", {})
     if not broken:
         return np.arange(count)

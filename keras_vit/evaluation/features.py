@@ -63,7 +63,7 @@ def class_order(names, onto, owner):
     `onto` are the class names of the model or of the training data. `owner` is "the model" or "the training data", for
     the error message.
     """
-    # If either names are unknown or numbers, the labels are class indices.
+    # If one of the two lists is unknown, or contains only numbers, the labels are class indices.
     if not arguments.names_differ(names, onto):
         return None
     names, onto = list(names), list(onto)

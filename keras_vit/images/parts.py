@@ -57,7 +57,7 @@ def chunks(png):
 
 
 def _riff(data):
-    """Yields the whole WebP file as one part, then all its chunks together as one part."""
+    """Yields two parts of a WebP file: the RIFF container, which is the whole file, and the chunks inside it."""
     end = 8 + _number(data, 4, 4, "little")
     yield b"RIFF", 8, end
     last = at = 12

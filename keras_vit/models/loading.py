@@ -144,14 +144,14 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
     if found.get("key_bias") is False:
-        # If the file has no biases of the keys, the model's key biases are set to zero. The outputs are the same.
+        # Without key biases in the file, the model's key biases are set to zero, which gives the same outputs.
         exempt.add("key_bias")
     _check_settings(model, file, found, here, exempt)
     return plan.load(whole)
 
 
 def _check_settings(model, file, found, here, exempt):
-    """Raises ValueError if settings of a file, except `exempt`, differ from a model's config fields `here`."""
+    """Raises ValueError if settings of a file differ from `here`, the config fields of the model. Ignores `exempt`."""
     names = [name for name in FAMILIES[file.source.family].settings if name not in exempt]
     # Compare these settings only if the file contains them, because they differ between the models of a source.
     names += [name for name in _SETTINGS if name not in exempt and found.is_stated(name)]

@@ -125,7 +125,7 @@ class AttentionTaps:
         return config.pooling
 
     def to_grid(self, rows):
-        """Drops the prefix tokens from (batch, num_tokens), and reshapes the patches to (batch, rows, columns)."""
+        """Drops the prefix tokens, and reshapes numbers per token, (batch, num_tokens), to (batch, rows, columns)."""
         return ops.reshape(rows[:, self.layout.num_prefix_tokens :], (-1, *self.layout.grid_size))
 
 

@@ -93,7 +93,7 @@ class MaskedPatchPrediction(MaskedImageModel):
         return ops.where(kind == masking.MASKED, ops.cast(self.mask_token, patches.dtype), patches)
 
     def colours(self, images):
-        """Returns the class of each mean colour, int32, in the shape of "prediction" without its last axis."""
+        """Returns the int32 classes of the mean colours, with the shape of "prediction" without its last axis."""
         encoder = self.encoder
         patches = encoder.cut(encoder.normalization.raw_images(images))
         patches = ops.reshape(patches, (-1, encoder.num_patches, math.prod(encoder.patch_size), encoder.channels))

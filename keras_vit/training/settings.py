@@ -274,7 +274,7 @@ def optimizer(recipe, model, total_steps, warmup_steps):
 
 
 def loss(recipe, one_hot):
-    """Builds the loss of a recipe for logits. `one_hot` is True if each label consists of one number per class."""
+    """Builds a recipe's loss, which takes logits. `one_hot` is True if each label consists of one number per class."""
     if recipe.loss == "sigmoid":
         # The recipe's source sums the loss over the classes, and Keras would average it.
         return _SumOverClasses(from_logits=True)

@@ -76,9 +76,9 @@ class Flat(Identity):
 
 
 class Transposed(Identity):
-    """The file has a dense kernel in PyTorch's layout: the axes (outputs, inputs), then `ones` axes of length 1.
+    """The file has a dense kernel in PyTorch's layout: the outputs, the inputs, then `ones` axes of length 1.
 
-    In the model's weight, the first `inputs` axes are inputs and the rest are outputs.
+    In the model's weight, the first axes, as many as `inputs`, are inputs. The other axes are outputs.
     """
 
     def __init__(self, inputs=1, ones=0):

@@ -181,7 +181,7 @@ def _explaining(what, repo):
     except errors.RepositoryNotFoundError as error:
         raise FileNotFoundError(f"{what}: there is no repository {page}. If it is private, {log_in}.") from error
     except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(f"{what}: {page} has no branch, tag or commit of this name.") from error
+        raise FileNotFoundError(f"{what}: {page} has no such branch, tag or commit.") from error
     except errors.OfflineModeIsEnabled as error:
         raise ConnectionError(
             f"{what}: HF_HUB_OFFLINE is set. Unset it, or copy the folder {constants.HF_HUB_CACHE!r} with these "

@@ -117,7 +117,7 @@ class Source:
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 
     def spelled_for(self, config):
-        """Returns this source for writing a model. Applies the items of `spellings` whose names are set in `config`."""
+        """Returns this source with the names that a file of a model with `config` must have, by `spellings`."""
         return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
 
     def _with(self, spellings):

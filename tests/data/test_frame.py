@@ -174,7 +174,7 @@ def test_regression_targets(folder):
     table["age"][2] = "nan"
     with pytest.raises(ValueError, match=r"a finite number in each of the columns \['age'\]. Received: row 2"):
         make(table, folder, label_column="age", labels="float")
-    with pytest.raises(ValueError, match="regression targets, and label smoothing only with soft or integer labels"):
+    with pytest.raises(ValueError, match="regression targets. Label smoothing needs soft or integer labels"):
         make(table, folder, label_column="size", labels="float", augment=Policy(label_smoothing=0.1))
 
 

@@ -20,7 +20,7 @@ PIPELINE_REFUSES_INVALID_ARGUMENT = [
     ({"labels": "int", "augment": "deit"}, "one-hot labels for `augment` that mixes"),
     ({"augment": "light1", "channels": 1}, "RGB images for a policy with RandAugment. Received: channels=1"),
     ({"preprocessing": Preprocessing(mean=(0.5, 0.5))}, "`mean` to hold one number, or one for each of the images' 3"),
-    ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers with at most one policy"),
+    ({"augment": ["deit", ERASING]}, "`augment`. Expected a list of layers and at most one `Policy`"),
     ({"shuffle": 0}, "`shuffle`. Expected an integer of at least 1. Received: 0"),
     ({"batch_size": 0}, "`batch_size`. Expected an integer of at least 1. Received: 0"),
     ({"num_shards": 2, "shard_index": 2}, "`shard_index`. Expected an integer from 0 to 1. Received: 2"),

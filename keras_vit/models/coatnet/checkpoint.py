@@ -207,8 +207,8 @@ def timm_variant(fields):
     """Returns the name of timm's CoAtNet with these `fields` (from `fields_from_arrays`), or None if there is none."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
-        # `fields` contains the number of MBConv blocks even if `conv_depths` of the variant is None. For LayerScale, it
-        # contains 1.0 instead of the initial value, which arrays do not show.
+        # `fields` is from the arrays of a file. They show the number of MBConv blocks even if `conv_depths` of the
+        # variant is None. They do not show the initial value of LayerScale, so `fields` contains 1.0.
         usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
         shown = {"conv_depths": config.conv_depths or usual, "layer_scale_init": config.layer_scale_init and 1.0}
         if all({**vars(config), **shown}[field] == value for field, value in fields.items()):

@@ -40,7 +40,7 @@ def check_pickles(path, file, count=1):
                 # Valid pickles number their memo entries from 0, so an index cannot exceed its byte position in the
                 # pickle. A damaged index could require a memo of any length.
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
-                    raise refuse(path, f"its pickle has the memo index {value} at byte {place}")
+                    raise refuse(path, f"its pickle has the memo index {value}, which is too large at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:
                     raise refuse(
                         path, f"its pickle calls {value.replace(' ', '.')}, which could need any amount of memory"

@@ -16,7 +16,7 @@ def _norm(ours, theirs, codec=_SAME):
 
 
 def _encoder(block, attention, norm_2, mlp):
-    """Returns {our weight path: `Name`} for all weights but the positions. The arguments are names in the file."""
+    """Returns {our weight path: `Name`} except for the position embedding. The arguments are names in the file."""
 
     def qkv(part):
         return tuple(f"{block}{attention}/{name}/{part}" for name in ("query", "key", "value"))
