@@ -202,6 +202,9 @@ def _head(config, tokens, sizes, head_init):
     x = dense_head(pre_logits(x, config), config, head_init)
     if not config.has_distillation_head:
         return x
+    if isinstance(head_init, keras.initializers.Initializer):
+        # An initializer without a seed returns the same numbers at every call, so use a copy for the second head.
+        head_init = head_init.clone()
     pool = layers.TokenPooling("token", num_prefix_tokens=config.num_prefix_tokens, index=1, name="pooling_dist")
     y = dense_head(pool(tokens), config, head_init, "head_dist")
     return [x, y] if config.return_both_heads else keras.layers.Average(dtype=x.dtype, name="mean_of_heads")([x, y])

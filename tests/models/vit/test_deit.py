@@ -23,6 +23,12 @@ def test_distilled_features_are_the_mean_of_both_tokens():
     np.testing.assert_allclose(features, tokens[:, :2].mean(axis=1), atol=1e-5)
 
 
+def test_heads_of_one_initializer_differ():
+    model = build(distillation_token=True, head_init=keras.initializers.RandomNormal())
+    first, second = (keras.ops.convert_to_numpy(model.get_layer(name).kernel) for name in ("head", "head_dist"))
+    assert (first != second).all()
+
+
 @pytest.mark.parametrize("arguments, message", REFUSED)
 def test_distilled_model_refuses_other_heads(arguments, message):
     with pytest.raises(ValueError, match=message):
