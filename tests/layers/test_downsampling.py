@@ -5,19 +5,16 @@ import pytest
 from keras_vit.layers.downsampling import MaxPooling2D, conv, convolve, pooling
 from keras_vit.layers.padding import ZeroPadding2D
 
+STRIDED, PADDED = {"strides": 2, "padding": "same"}, {"padding": ((1, 2), (0, 3))}
+
 
 @pytest.mark.parametrize("side", [(7, 8), (2, 1)])
-@pytest.mark.parametrize("pool_size", [2, 3])
-def test_max_pooling_equals_that_of_keras(side, pool_size):
+@pytest.mark.parametrize(
+    "kind, options", [(MaxPooling2D, {"pool_size": n, **STRIDED}) for n in (2, 3)] + [(ZeroPadding2D, PADDED)]
+)
+def test_layer_equals_that_of_keras(kind, options, side):
     images = np.random.default_rng(0).normal(size=(2, *side, 3)).astype("float32")
-    options = {"strides": 2, "padding": "same", "data_format": "channels_last"}
-    ours, theirs = (kind(pool_size, **options) for kind in (MaxPooling2D, keras.layers.MaxPooling2D))
-    np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
-
-
-def test_zero_padding_equals_that_of_keras():
-    images, options = np.ones((2, 3, 4, 2), "float32"), {"padding": ((1, 2), (0, 3)), "data_format": "channels_last"}
-    ours, theirs = (kind(**options) for kind in (ZeroPadding2D, keras.layers.ZeroPadding2D))
+    ours, theirs = (each(data_format="channels_last", **options) for each in (kind, kind.__base__))
     np.testing.assert_array_equal(ours(images).cpu(), theirs(images).cpu())
 
 

@@ -33,9 +33,7 @@ def test_mean_of_merged_tokens_is_weighted_by_size():
 
 
 def test_mean_is_summed_in_float32():
-    # Summed in bfloat16, 1 would stop growing at 256.
-    y = TokenPooling("gap", dtype="mixed_bfloat16")(np.ones((1, 1000, 2), "float32"))
-    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(y, "float32")), 1)
-    # Summed in float16, it would overflow.
-    y = TokenPooling("gap", dtype="mixed_float16")(np.full((1, 1000, 2), 1000, "float32"))
-    np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(y, "float32")), 1000)
+    # Summed in bfloat16, 1 would stop growing at 256. Summed in float16, 1000 would overflow.
+    for dtype, value in {"mixed_bfloat16": 1, "mixed_float16": 1000}.items():
+        y = TokenPooling("gap", dtype=dtype)(np.full((1, 1000, 2), value, "float32"))
+        np.testing.assert_array_equal(ops.convert_to_numpy(ops.cast(y, "float32")), value)
