@@ -19,7 +19,7 @@ from keras_vit.models.profile import profile
 from keras_vit.prediction.classes import gives_classes
 from keras_vit.prediction.inputs import check_values, functional_graph, input_range, num_batches, to_numpy
 from keras_vit.prediction.taps import sublayers
-from keras_vit.training.epochs import Rows, as_tuple, is_arrays
+from keras_vit.training.epochs import Rows, as_tuple, check_parts, is_arrays
 from keras_vit.training.labels_and_loss import (
     classification_heads,
     count_classes,
@@ -207,6 +207,7 @@ class Data(NamedTuple):
 def look(data, batch_size=32, name="data"):
     """Returns the `Data` of a dataset. `data` is anything that `model.fit` takes and that can be read again."""
     # Datasets of `keras_vit.data` have these attributes.
+    check_parts(data)
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data):
         data = Rows(data, batch_size)

@@ -18,6 +18,7 @@ class Epochs:
         # `latest` is the data of the latest epoch. `_ends` counts the calls of `on_epoch_end` of a PyDataset.
         self.latest, self._ends = None, 0
         is_read = self.is_function or hasattr(data, "__iter__") or isinstance(data, keras.utils.PyDataset)
+        check_parts(data)
         if isinstance(data, str) or not is_read:
             raise arguments.invalid("data", "arrays, a dataset, or a function of the epoch", data)
         if hasattr(data, "__next__"):
@@ -130,6 +131,13 @@ def is_arrays(data):
     return bool(leaves) and all(hasattr(leaf, "shape") for leaf in leaves if leaf is not None)
 
 
+def check_parts(data):
+    """Raises ValueError if data is a tuple or list in which a part is not an array, such as a list of labels."""
+    if isinstance(data, (tuple, list)) and not is_arrays(data):
+        received = ", ".join(type(part).__name__ for part in data[:5])
+        raise ValueError(f"Expected `data` of arrays, such as (images, labels). Received: {received}. Use np.asarray.")
+
+
 def as_tuple(batch):
     """Returns a batch as a tuple."""
     return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
@@ -141,8 +149,8 @@ class Rows:
     def __init__(self, arrays, batch_size):
         self.arrays = keras.tree.map_structure(_array, as_tuple(arrays))
         sizes = {len(array) for array in keras.tree.flatten(self.arrays) if array is not None}
-        if len(sizes) != 1:
-            raise ValueError(f"Expected `data` of arrays of equal length. Received: {sorted(sizes)} rows")
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(f"Expected `data` of arrays of equal length, at least 1. Received: {sorted(sizes)} rows")
         self.count, self.batch_size, self.order = sizes.pop(), batch_size, None
 
     def __len__(self):

@@ -89,6 +89,7 @@ def train(
     """Trains as `fit` does, and returns the `ResumableRun`. Its `history` is a `keras.callbacks.History`."""
     check_synchronized(arguments.model(model))
     arguments.each(arguments.positive_int, epochs=epochs, save_every=save_every, keep=keep)
+    arguments.each(arguments.positive_int, optional=True, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     checkpoints = CheckpointSlots(arguments.path("resume", resume), keep)
     arguments.non_negative_int("seed", seed)
     arguments.choice("verbose", verbose, (0, 1, 2, "auto"))
