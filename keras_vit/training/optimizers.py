@@ -100,7 +100,8 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         if unknown := sorted(set(options) - set(allowed)):
             expected = f"Expected only these options with decay={decay!r}: {', '.join(allowed) or 'none'}"
             raise ValueError(f"{expected}. Received: {', '.join(unknown)}")
-        self.options = {key: arguments.number(key, value) for key, value in options.items()}
+        checks = {"timescale": arguments.positive_number, "cooldown_steps": arguments.non_negative_number}
+        self.options = {key: checks.get(key, arguments.number)(key, value) for key, value in options.items()}
 
     def __call__(self, step):
         step = ops.cast(step, "float32")

@@ -84,6 +84,8 @@ def test_serialized_schedule_is_equal(options):
         ({"decay": "constant", "end": 0.1}, "with decay='constant': none. Received: end"),
         ({"timescale": 3}, "only these options with decay='cosine': end. Received: timescale"),
         ({"end": "low"}, "`end`.*finite number"),
+        ({"decay": "rsqrt", "timescale": 0}, "`timescale`.*above 0"),
+        ({"decay": "rsqrt", "cooldown_steps": -5}, "`cooldown_steps`.*at least 0"),
     ],
 )
 def test_schedule_invalid_arguments_are_refused(arguments, message):
