@@ -207,7 +207,7 @@ def fsdp(
         layouts = keras.distribution.LayoutMap(device_mesh() if mesh is None else mesh)
     split = Layouts(layouts, arguments.positive_int("min_size", min_size), auto_shard_dataset)
     mesh = split.device_mesh if mesh is None else arguments.instance("mesh", mesh, keras.distribution.DeviceMesh)
-    given, made = ([*x.axis_names, x.shape, *x.devices.flat] for x in (mesh, split.device_mesh))
+    given, made = ([*x.axis_names, *x.shape, *x.devices.flat] for x in (mesh, split.device_mesh))
     if given != made:
         raise arguments.invalid("layouts", f"layouts that were made for {mesh}", split.device_mesh)
     return split

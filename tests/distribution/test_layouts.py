@@ -139,7 +139,7 @@ def test_describe_leaves_metrics_unchanged():
 @jax_only
 def test_fsdp_layouts_of_another_mesh_are_refused():
     names = [("data", "model"), ["data", "model"], ("batch", "model")]
-    mesh, equal, other = (keras.distribution.DeviceMesh((1, 1), each, ["cpu:0"]) for each in names)
+    mesh, equal, other = (keras.distribution.DeviceMesh(type(each)((1, 1)), each, ["cpu:0"]) for each in names)
     layouts = distribution.layout_map(mesh)
     assert distribution.fsdp(equal, layouts=layouts).device_mesh is mesh
     assert distribution.fsdp(layouts=layouts).device_mesh is mesh
