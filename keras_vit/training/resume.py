@@ -82,10 +82,12 @@ class ResumableRun(keras.callbacks.CallbackList):
         if slot.facts["stopped"] in (*self.named, _UNKNOWN_STOPPER):
             self.stopped = slot.facts["stopped"]
         self.slot = slot
-        if not self.batch:
+        if not self.batch or self.ended:
             self._restore()
         if self.ended:
-            stopped = f"was stopped by {self.stopped}, in epoch {self.epoch}"
+            for callback in self.swaps if self.batch else ():
+                callback.on_epoch_end(self.epoch)
+            stopped = f"was stopped by {self.stopped}, in epoch {self.epoch + (self.batch > 0)}"
             end = stopped if self.stopped else f"has done {total} epochs"
             print(f"The run in {str(self.checkpoints.folder)!r} {end}: nothing is left to train.")
         else:
@@ -149,15 +151,24 @@ class ResumableRun(keras.callbacks.CallbackList):
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
         # Do not save after the last step of an epoch, because `on_epoch_end` saves the start of the next epoch.
-        elif self.step - self.saved_step >= self.every and self.batch != self.params["steps"]:
+        elif self._stopped_early or (self.step - self.saved_step >= self.every and self.batch != self.params["steps"]):
             self._save()
 
     def on_epoch_end(self, epoch, logs=None):
         self._call("on_epoch_end", epoch, _floats(logs))
+        if self._stopped_early and not self.diverged:
+            # The last checkpoint is of the step before the stop, so that a resumed run trains the rest of the epoch.
+            self._keep(model_arrays(self.model))
+            return
         self.epoch, self.batch = epoch + 1, 0
         if self.trained.stop_training and not self.diverged:
             self.stopped = self.stopped or _UNKNOWN_STOPPER
         self._save()
+
+    @property
+    def _stopped_early(self):
+        """True if a callback stopped the run before the last step of an epoch."""
+        return self.stopped is not None and self.batch < (self.params["steps"] or 0)
 
     def _call(self, event, *args):
         """Calls a method of each callback, and stores the name of a callback that stops the run."""

@@ -200,7 +200,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "train_images": train.num_images,
         "broken_images": sorted(broken.union(reading.broken, test.broken)),
         "test_images": test.num_images,
-        "steps": length.total,
+        "steps": ended.step,
         # The seconds that this process took. If this process resumed the run, it began at step `first_step`.
         "seconds": round(time.time() - started, 1),
         "first_step": ended.first_step,
@@ -214,7 +214,7 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         # fit: without a table, or with several labels per image.
         "table_columns": getattr(train, "table_columns", None) if kind == "int" else None,
     }
-    if writes and (ended.first_step < length.total or not (out / "results.json").exists()):
+    if writes and (ended.first_step < ended.step or not (out / "results.json").exists()):
         _write(out / "results.json", results)
     return Run(model, ended.history, results)
 

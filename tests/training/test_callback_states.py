@@ -11,14 +11,17 @@ X, Y = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("float32")
 
 
 class Stop(keras.callbacks.Callback):
-    """Stops the training in an epoch, and has no state."""
+    """Stops the training in an epoch, or after a step, and has no state."""
 
-    def __init__(self, epoch):
+    def __init__(self, epoch, step=None):
         super().__init__()
-        self.at = epoch
+        self.at, self.step = epoch, step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == self.step
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.stop_training = epoch == self.at
+        self.model.stop_training |= epoch == self.at
 
 
 class Lists(keras.callbacks.Callback):
@@ -53,6 +56,23 @@ def test_resume_stays_stopped_until_callback_is_removed(tmp_path, capsys):
     assert history.epoch == [0, 1] and run.stopped == "Stop"
     np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
     assert train(tmp_path, [], epochs=4)[2].epoch == [0, 1, 2, 3]
+
+
+def test_run_stopped_within_an_epoch_trains_the_rest(tmp_path, capsys):
+    def averaged(name, *stop):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), "mse", jit_compile=False)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        model, run, history = train(tmp_path / name, [swap, *stop], 2, model, save_every=9)
+        return [*model.get_weights(), run.step, history.history.get("loss", [])[-1:]]
+
+    stopped = averaged("parts", Stop(9, step=1))
+    assert stopped[2] == 2
+    again = averaged("parts", Stop(9, step=1))
+    assert "was stopped by Stop, in epoch 1: nothing" in capsys.readouterr().out
+    for part, whole in ((stopped[:3], again[:3]), (averaged("parts"), averaged("whole"))):
+        assert all(map(np.array_equal, part, whole))
 
 
 def test_resume_without_lost_state_prints_nothing(tmp_path, capsys):

@@ -74,12 +74,19 @@ def test_run_of_several_labels_names_broken_images(folder, tmp_path):
     (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
     paths = sorted((tmp_path / "images").rglob("*.png"))
     table = {"path": paths, "label": [f"{path.parent.name} pet" for path in paths]}
-    recipe = training.RECIPES["finetune"].replace({**TINY, "steps": 3, "train": "head", "batch_size": None})
+    changes = {"steps": 3, "train": "head", "batch_size": None, "loss": "sigmoid"}
+    recipe = training.RECIPES["finetune"].replace({**TINY, **changes})
 
     def make(part, **options):
         return data.from_dataframe(table, label_separator=" ", **options)
 
-    ran = training.run(recipe.replace({"loss": "sigmoid"}), make, tmp_path / "run", weights="none", verbose=0)
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, _: setattr(stop.model, "stop_training", True)
+    )
+    options = {"weights": "none", "verbose": 0}
+    assert training.run(recipe, make, tmp_path / "run", callbacks=[stop], **options).results["steps"] == 1
+    ran = training.run(recipe, make, tmp_path / "run", **options)
+    assert (ran.results["first_step"], ran.results["steps"]) == (1, 3)
     # A submission of one class per image would not fit the table.
     assert ran.results["class_names"] == ["cat", "dog", "pet"] and ran.results["table_columns"] is None
     assert ran.results["broken_images"] == [str(tmp_path / "images" / "cat" / "5.png")]
