@@ -63,10 +63,6 @@ def curve(layouts, num_heads=3, **options):
     return losses.losses
 
 
-def both(grid):
-    return fsdp(grid, 1024, layouts=layout_map(grid))
-
-
 RANDOM = {"dropout_rate": 0.2, "attention_dropout_rate": 0.1, "drop_path_rate": 0.3}
 SPLITS = {
     "data 2": lambda: data_parallel(mesh(2)),
@@ -74,7 +70,7 @@ SPLITS = {
     "data 8": lambda: data_parallel(mesh(8)),
     "fsdp 4": lambda: fsdp(mesh(4), 1024),
     "tensor 2 x 2": lambda: tensor_parallel(mesh(4, 2)),
-    "fsdp+tensor 2 x 2": lambda: both(keras_mesh()),
+    "fsdp+tensor 2 x 2": lambda: fsdp(keras_mesh(), 1024, layouts=layout_map(keras_mesh())),
 }
 KINDS = {
     # Two devices cannot share 3 heads.
@@ -189,10 +185,6 @@ def evaluated(layouts):
         }
 
 
-def evaluations():
-    return {"one": evaluated(None), "data 4": evaluated(data_parallel(mesh(4)))}
-
-
 def descriptions():
     """The results of `describe` for a ViT on one device and on 8, and its errors."""
     found = {}
@@ -224,10 +216,6 @@ def run(kind, name, batch_size=8):
     saved = keras.models.load_model(FOLDER / name / "model.keras")
     weights = [float(abs(weight).max()) for weight in saved.get_weights()]
     return {"history": ran.history.history, "test": ran.results["test"], "weights": weights}
-
-
-def runs():
-    return {"one": run(None, "one"), "fsdp": run("fsdp", "fsdp")}
 
 
 def refused_run():
@@ -266,7 +254,9 @@ CASES = {
     **{f"curves, {kind}": functools.partial(curves, kind) for kind in KINDS},
     **{f"family {name}": functools.partial(tensor_parallel_output, name) for name in FAMILIES},
     **{f"trainer {name}": functools.partial(trainer, name) for name in TRAINERS},
-    **{case.__name__: case for case in (evaluations, descriptions, chain, runs, refused_run)},
+    "evaluations": lambda: {"one": evaluated(None), "data 4": evaluated(data_parallel(mesh(4)))},
+    "runs": lambda: {"one": run(None, "one"), "fsdp": run("fsdp", "fsdp")},
+    **{case.__name__: case for case in (descriptions, chain, refused_run)},
 }
 NORMAL = {f"family {name}" for name in ("map", "registers, qk_norm", "key_bias", "qkv_bias", "hybrid")}
 NORMAL |= {"trainer sam", "trainer mae", "evaluations"}

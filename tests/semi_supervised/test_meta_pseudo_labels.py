@@ -54,16 +54,12 @@ def gradient(x, targets, weights):
     return [x.T @ error, error.sum(axis=0)]
 
 
-def moved(weights, gradients, rate):
-    return [w - rate * g for w, g in zip(weights, gradients, strict=True)]
-
-
 def test_feedback_is_the_decrease_of_the_labelled_loss():
     # The logits are so large that only one label can be drawn.
     teacher, student = linear(scale=100), linear(seed=1)
     start = double(student)
     drawn = np.eye(3)[(AUGMENTED @ teacher.get_weights()[0] + teacher.get_weights()[1]).argmax(axis=1)]
-    after = moved(start, gradient(AUGMENTED, drawn, start), 0.5)
+    after = [w - 0.5 * g for w, g in zip(start, gradient(AUGMENTED, drawn, start), strict=True)]
     logs = step(trainer_of(teacher, student))
     assert_close(student.get_weights(), after, atol=1e-5)
     assert logs["feedback"] == pytest.approx(loss(X, ONE_HOT, start) - loss(X, ONE_HOT, after), abs=1e-6)

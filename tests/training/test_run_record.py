@@ -30,11 +30,7 @@ def test_record_of_a_rebuilt_model_is_equal():
 
 
 def test_record_of_a_rebuilt_teacher_ignores_dropout_seeds():
-    records = [record(Distiller(linear_student(), conv_teacher())) for _ in range(2)]
-    student, teacher = linear_student(), conv_teacher()
-    teacher.set_weights([weight + 1 for weight in teacher.get_weights()])
-    assert difference(*records) is None
-    assert difference(records[0], record(Distiller(student, teacher))).startswith("model.unsaved")
+    assert difference(*(record(Distiller(linear_student(), conv_teacher())) for _ in range(2))) is None
 
 
 def test_record_difference_names_changed_optimizers():
