@@ -168,10 +168,11 @@ def _unlabelled(path, share):
 def image_files_in(folder, above=()):
     """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`.
 
-    Links to folders are followed, except for links to the folders that contain them, which are `above`.
+    If there is no such folder, the list is empty. Links to folders are followed, except for links to the folders that
+    contain them, which are `above`.
     """
     files, real = [], folder.resolve()
-    for path in () if real in above else folder.iterdir():
+    for path in folder.iterdir() if folder.is_dir() and real not in above else ():
         if path.name.startswith(".") or path.name.lower() in CLUTTER:
             continue
         if path.is_dir():
