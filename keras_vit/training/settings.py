@@ -27,8 +27,9 @@ _WARMUPS = ("warmup_steps", "warmup_epochs", "warmup_percent")
 TEXTS = ("source", "cost", "expected")
 _POSITIVE = ("batch_size", "accumulate", "learning_rate", "steps", "epochs", "lora_rank", "clip", "sam")
 _CHECKS = {
-    arguments.positive_number: (*_POSITIVE, "ema", "layer_decay"),
-    arguments.share: ("holdout", "crop_scale", "label_smoothing", "ema", "layer_decay"),
+    arguments.positive_number: (*_POSITIVE, "layer_decay"),
+    arguments.fraction: ("holdout", "ema"),
+    arguments.share: ("crop_scale", "label_smoothing", "layer_decay"),
     arguments.number: (*_WARMUPS, "min_steps", "weight_decay"),
 }
 
@@ -76,8 +77,8 @@ class Recipe:
             of the run. Set at most one of the three.
         accumulate: The number of batches for each update of the weights. `steps` and all other lengths still count
             batches, not updates.
-        ema: Momentum of a moving average of the weights. At the end, this average replaces the weights. None trains
-            without an average.
+        ema: Momentum of a moving average of the weights, in (0, 1). At the end, this average replaces the weights. None
+            trains without an average.
         layer_decay: A factor. The learning rate of each block is this factor times the learning rate of the block after
             it. None gives all blocks the same learning rate.
         sam: The radius of sharpness-aware minimization, as `rho` in `SAM`. None trains without SAM.

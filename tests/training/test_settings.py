@@ -33,6 +33,7 @@ def test_recipe_replace_parses_text():
         ({"warmup_percent": 100}, "less than 100 percent"),
         ({"warmup_steps": 3, "warmup_percent": 3}, "Expected one of `warmup_steps`, `warmup_epochs` and"),
         ({"ema": 0.9, "layer_decay": 0.9}, "no `ema` with `layer_decay`"),
+        ({"ema": 1.0}, r"`ema`. Expected a number in \(0, 1\)"),
         ({"policy": "deit", "label_smoothing": 0.1}, "no `label_smoothing`"),
         ({"model.dropout": 0.1}, "arguments of keras_vit.ViT in `model`: .*dropout_rate.* Received: dropout"),
         ({"model.num_classes": 5}, "Received: num_classes"),
