@@ -162,6 +162,9 @@ class MetaPseudoLabels(TrainingWrapper):
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
         # Keep the teacher in a namespace. Keras would train it with the student's optimizer if it were an attribute.
         self._hidden = SimpleNamespace(trainer=trainer)
+        # A resumed run compares the settings that are attributes of this model.
+        for name in ("label_smoothing", "uda_weight", "uda_temperature", "uda_threshold"):
+            setattr(self, name, getattr(trainer, name))
         self.student = student
         self.seed_generator = keras.random.SeedGenerator(arguments.optional(arguments.non_negative_int, "seed", seed))
         with_baseline = arguments.boolean("baseline", baseline)

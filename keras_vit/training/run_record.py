@@ -29,13 +29,19 @@ def describe_run(model, data, batch=None):
     # Checkpoints contain only `model.variables`. Record hashes of all other weights, such as the weights of the teacher
     # in a `Distiller`.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
-    return {
+    record = {
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
         "optimizer": _clean(_config(model.optimizer)),
         "learning_rate": None if rate is None else float(rate),
         "loss": {"config": _clean(_config(getattr(model, "loss", None))), **_loss_value(model, batch)},
         "data": _clean(data),
     }
+    if (second := getattr(model, "teacher_optimizer", None)) is not None:
+        # `MetaPseudoLabels` trains a second model. Callbacks do not change its learning rate, so record the rate here.
+        rate = plain_rate(second)
+        record["model"]["teacher"] = _clean(_config(getattr(model, "teacher", None)))
+        record["optimizer"]["teacher"] = _clean(_config(second)) | {"rate": None if rate is None else float(rate)}
+    return record
 
 
 def _loss_value(model, batch):

@@ -148,12 +148,13 @@ def test_labels_are_drawn_with_the_teachers_probabilities():
     np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.04)
 
 
-def trained(folder=None, callbacks=(), epochs=2):
+def trained(folder=None, callbacks=(), epochs=2, rate=0.1, **changes):
     keras.utils.set_random_seed(3)
     layers = [keras.layers.Dense(5, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
     teacher = keras.Sequential([keras.Input((3,)), *layers])
-    trainer = MetaPseudoLabels(teacher, keras.models.clone_model(teacher), uda_steps=4, baseline=True, seed=1)
-    trainer.compile(AdamW(0.05), SGD(0.1), metrics=["accuracy"])
+    changes = {"uda_steps": 4, "baseline": True, "seed": 1, **changes}
+    trainer = MetaPseudoLabels(teacher, keras.models.clone_model(teacher), **changes)
+    trainer.compile(AdamW(0.05), SGD(rate), metrics=["accuracy"])
     x = (np.tile(X, (3, 1)), np.concatenate([CLEAN] * 2), np.concatenate([AUGMENTED] * 2))
     if folder:
         options = {"resume": folder, "save_every": 2, "callbacks": callbacks}
@@ -172,6 +173,8 @@ def test_killed_run_resumes_to_the_same_result(tmp_path):
     for first, second in ((parted, alone), (parted.optimizer, alone.optimizer)):
         assert_close(first.variables, second.variables)
     assert int(parted.teacher_optimizer.iterations) == 6
+    refuses("another run: optimizer.teacher.rate 0.1.* and not 0.2", trained, tmp_path / "parted", rate=0.2)
+    refuses("another run: model.uda_weight 8.0 and not 1.0", trained, tmp_path / "parted", uda_weight=1.0)
 
 
 def test_model_file_is_the_student_weights_file_is_the_run(tmp_path):
