@@ -9,6 +9,7 @@ from keras_vit import arguments
 from keras_vit.console import text_table
 from keras_vit.distribution.layouts import batch_parts
 from keras_vit.models.losses import recognised_loss
+from keras_vit.prediction.inputs import functional_graph
 
 
 class Description(NamedTuple):
@@ -41,7 +42,8 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
 
     Raises:
         RuntimeError: On another backend than JAX.
-        ValueError: If the model is not compiled, or `batch_size` cannot be split into equal parts.
+        ValueError: If the model is not compiled, `batch_size` cannot be split into equal parts, or the model does not
+            have one input of a fixed size and one output.
 
     Example:
     >>> print(keras_vit.distribution.describe(model, batch_size=1024))  # doctest: +SKIP
@@ -58,10 +60,13 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
     sizes = [sum(variable.value.addressable_shards[0].data.nbytes for variable in group) for group in groups]
     if batch_size is None:
         return Description(*sizes)
+    graph = functional_graph(model)
+    if graph is None or len(graph.inputs) != 1 or len(graph.outputs) != 1 or None in graph.input_shape[1:]:
+        raise arguments.invalid("model", "a model with one input of a fixed size and one output", model.name)
     import jax  # Keras has no public function that returns the memory of a training step.
 
     # Call the metrics before compiling, because they create their variables at the first call.
-    outputs = tuple(model.output_shape[1:])
+    outputs = tuple(graph.output_shape[1:])
     loss = recognised_loss(model.loss)
     labels, dtype = ((), "int32") if loss is not None and loss.kind == "sparse" else (outputs, "float32")
     model.compute_metrics(None, np.zeros((1, *labels), dtype), np.zeros((1, *outputs), "float32"))
@@ -76,7 +81,7 @@ def describe(model: keras.Model, batch_size: int | None = None) -> Description:
         sharding = None if distribution is None else distribution.get_data_layout(shape).backend_layout
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    data = array((batch_size, *model.input_shape[1:]), "float32"), array((batch_size, *labels), dtype)
+    data = array((batch_size, *graph.input_shape[1:]), "float32"), array((batch_size, *labels), dtype)
     groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
     state = tuple([variable.value for variable in group] for group in (*groups, model.metrics_variables))
     shardings = jax.tree.map(lambda value: value.sharding, state)

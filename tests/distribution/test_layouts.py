@@ -3,6 +3,8 @@ import numpy as np
 import pytest
 
 from keras_vit import distribution
+from keras_vit.pretraining import MAE
+from keras_vit.training import SAM
 from tests.distribution import children, jax_cases
 from tests.errors import refuses
 from tests.tiny import build
@@ -134,6 +136,11 @@ def test_describe_leaves_metrics_unchanged():
     first, second = (distribution.describe(model, batch_size=2) for _ in range(2))
     assert first == second and first.temporary > 0
     assert all(not np.any(variable) for variable in model.metrics_variables)
+    for wrapper in (SAM(model), MAE(build(num_classes=0), decoder_num_layers=1)):
+        wrapper.compile("adam", model.loss if isinstance(wrapper, SAM) else None)
+        assert distribution.describe(wrapper, batch_size=2).temporary > 0
+    (model := build(image_size=(None, None))).compile("adam", "mse")
+    refuses("`model`. Expected a model with one input of a fixed size", distribution.describe, model, 2)
 
 
 @jax_only
