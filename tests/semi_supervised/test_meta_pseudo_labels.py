@@ -206,13 +206,10 @@ def test_vit_is_trained_and_evaluated():
         assert any((a != b).any() for a, b in zip(weights, model.get_weights(), strict=True))
 
 
-def test_bad_arguments():
-    for name in ("label_smoothing", "uda_threshold"):
-        refuses(rf"`{name}`.*\[0, 1\)", MetaPseudoLabels, linear(), linear(), **{name: 1.0})
-
-
-def test_mismatched_models_batches_and_optimizers():
+def test_bad_arguments_models_batches_and_optimizers():
     model = linear()
+    for name in ("label_smoothing", "uda_threshold"):
+        refuses(rf"`{name}`.*\[0, 1\)", MetaPseudoLabels, model, linear(), **{name: 1.0})
     refuses("`student`.*a separate model", MetaPseudoLabels, model, model)
     two, probable = (keras.Sequential([keras.Input((3,)), keras.layers.Dense(*o)]) for o in ((2,), (3, "softmax")))
     refuses("`student`.*the teacher's 3 classes", MetaPseudoLabels, model, two)

@@ -64,15 +64,14 @@ def test_run_stopped_within_an_epoch_trains_the_rest(tmp_path, capsys):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), "mse", jit_compile=False)
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-        model, run, history = train(tmp_path / name, [swap, *stop], 2, model, save_every=9)
-        return [*model.get_weights(), run.step, history.history.get("loss", [])[-1:]]
+        _, run, history = train(tmp_path / name, [swap, *stop], 2, model, save_every=9)
+        return [run.step, *model.get_weights()], history.history
 
-    stopped = averaged("parts", Stop(9, step=1))
-    assert stopped[2] == 2
-    again = averaged("parts", Stop(9, step=1))
+    (stopped, _), (again, _) = (averaged("parts", Stop(9, step=1)) for _ in range(2))
     assert "was stopped by Stop, in epoch 1: nothing" in capsys.readouterr().out
-    for part, whole in ((stopped[:3], again[:3]), (averaged("parts"), averaged("whole"))):
-        assert all(map(np.array_equal, part, whole))
+    (resumed, history), (whole, expected) = averaged("parts"), averaged("whole")
+    assert (stopped[0], history) == (2, expected)
+    assert all(map(np.array_equal, [*stopped, *resumed], [*again, *whole]))
 
 
 def test_resume_without_lost_state_prints_nothing(tmp_path, capsys):
@@ -151,7 +150,6 @@ def test_early_stopping_restores_the_validated_average(tmp_path):
     assert end == pytest.approx(last, rel=1e-5)
 
 
-VALIDATION = (-X, Y)
 # These attributes follow from the arguments or start again in each process (files, clocks, the current epoch).
 NO_STATE = {
     *("params", "_model", "monitor_op", "min_delta", "_current_epoch"),
@@ -192,7 +190,7 @@ def test_states_of_all_keras_callbacks_are_complete(tmp_path):
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
     model.compile(keras.optimizers.SGD(0.3, use_ema=True), "mse")
-    model.fit(X, Y, 4, epochs=5, validation_data=VALIDATION, callbacks=[*callbacks, Look()], verbose=0)
+    model.fit(X, Y, 4, epochs=5, validation_data=(-X, Y), callbacks=[*callbacks, Look()], verbose=0)
     for callback, before in zip(callbacks, first, strict=True):
         changed = {name for name, value in vars(callback).items() if repr(value) != before.get(name)}
         assert changed <= NO_STATE | set(get_state(callback)), type(callback).__name__

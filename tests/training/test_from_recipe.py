@@ -45,8 +45,8 @@ def test_kind_of_labels_follows_the_loss():
     images = tf.TensorSpec((None, 8, 8, 3))
     assert kind_of_labels(softmax, (images, tf.TensorSpec((None,)))) == "int"
     assert kind_of_labels(sigmoid, (images, tf.TensorSpec((None, 3)))) == "multi_hot"
-    with pytest.raises(ValueError, match="Expected loss='sigmoid' for images with several labels"):
-        kind_of_labels(softmax, (images, tf.TensorSpec((None, 3))))
+    several = (images, tf.TensorSpec((None, 3)))
+    refuses("Expected loss='sigmoid' for images with several labels", kind_of_labels, softmax, several)
     refuses("images with labels", kind_of_labels, softmax, images)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from keras_vit.training import optimizers
 from keras_vit.training.optimizers import WarmupDecay
+from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
 
@@ -89,5 +90,4 @@ def test_serialized_schedule_is_equal(options):
     ],
 )
 def test_schedule_invalid_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        WarmupDecay(**{"peak": 0.1, "total_steps": 100, **arguments})
+    refuses(message, WarmupDecay, **{"peak": 0.1, "total_steps": 100, **arguments})
