@@ -209,9 +209,11 @@ def look(data, batch_size=32, name="data"):
     # Datasets of `keras_vit.data` have these attributes.
     check_parts(data)
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
-    if isinstance(data, (tuple, list)) and len(data) in (2, 3) and is_arrays(data):
+    # A list of one array is a list of batches.
+    sizes = (1, 2, 3) if isinstance(data, tuple) else (2, 3)
+    if hasattr(data, "shape") or (isinstance(data, (tuple, list)) and len(data) in sizes and is_arrays(data)):
         data = Rows(data, batch_size)
-        num_images, all_labels = data.count, data.arrays[1]
+        num_images, all_labels = data.count, (*data.arrays, None)[1]
     elif hasattr(data, "__next__") or isinstance(data, str) or not isinstance(data, (keras.utils.PyDataset, Iterable)):
         raise ValueError(
             f"Invalid value received for argument `{name}`. Expected arrays (images, labels), a tf.data.Dataset, a "

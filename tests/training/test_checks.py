@@ -202,8 +202,9 @@ def test_preflight_other_class_order_is_refused():
 
 
 def test_preflight_accepts_a_model_without_loss():
-    found = preflight(build(), (IMAGES, LABELS), verbose=0)
-    assert found.loss is None and found.initial_loss is None
+    for data in ((IMAGES, LABELS), (IMAGES,), IMAGES):
+        found = preflight(build(), data, batch_size=4, verbose=0)
+        assert found.loss is found.initial_loss is None and (found.num_images, found.steps) == (10, 3)
     refuses("counted from 1", preflight, build(), (IMAGES, LABELS + 1), verbose=0)
 
 
