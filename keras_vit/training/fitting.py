@@ -48,7 +48,7 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
-        ValueError: If an argument is invalid, the model is not built, the state of a callback cannot be saved, the
+        ValueError: If an argument is invalid, the model is not compiled, the state of a callback cannot be saved, the
             checkpoint is of another run (see `allow`), or the class names of the model, the data and the validation
             data differ.
         RuntimeError: If another process trains in the folder, or one of several PyTorch processes has not called
@@ -88,7 +88,9 @@ def train(
     **options,
 ):
     """Trains as `fit` does, and returns the `ResumableRun`. Its `history` is a `keras.callbacks.History`."""
-    check_synchronized(arguments.model(model))
+    if not getattr(arguments.model(model), "compiled", False):
+        raise ValueError(f"Expected a compiled model. Received: {model.name!r}. Call its method `compile` first.")
+    check_synchronized(model)
     arguments.each(arguments.positive_int, epochs=epochs, save_every=save_every, keep=keep)
     arguments.each(arguments.positive_int, optional=True, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     checkpoints = CheckpointSlots(arguments.path("resume", resume), keep)

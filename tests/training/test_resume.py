@@ -250,8 +250,7 @@ def test_resume_names_changed_settings_unless_allowed(tmp_path):
         part = str(error.value).split("allow=('")[1].split("'")[0]
         assert len(fit_small(tmp_path, model, allow=[part]).epoch) == 1
         assert part != "learning_rate" or float(model.optimizer.learning_rate) == pytest.approx(0.2)
-    changed = ({"batch_size": 5}, {"x": X[:20]}, {"x": X + 1}, {"shuffle": False})
-    for options in changed:
+    for options in ({"batch_size": 5}, {"x": X[:20]}, {"x": X + 1}, {"shuffle": False}):
         refuses(r"another run: data.*`allow=\('data',\)`", fit_small, tmp_path, small(), **options)
     refuses("`allow`.*'everything'", fit_small, tmp_path, small(), allow=["everything"])
     # Numbers of NumPy equal the numbers in the checkpoint.
@@ -305,5 +304,6 @@ def test_fit_invalid_arguments_are_refused(tmp_path):
     for name in ("keep", "save_every", "batch_size", "steps_per_epoch"):
         refuses(f"`{name}`.*at least 1", fit_small, tmp_path, small(), **{name: 0})
     refuses("at least 1. Received: .0. rows", fit_small, tmp_path, small(), X[:0])
+    refuses("Expected a compiled model. Received: 'mine'", fit_small, tmp_path, keras.Sequential(name="mine"))
     for check in (training.preflight, lambda *given: training.fit(*given, 1, resume=tmp_path)):
         refuses("of arrays, such as .* Received: ndarray, list", check, small(), (X, Y.tolist()))
