@@ -120,7 +120,7 @@ def train(
         # Evaluate a batch, so that the metrics create their variables.
         model.evaluate(one_batch(batch), verbose=0)
         weights = None if class_weight is None else {str(key): value for key, value in class_weight.items()}
-        record = describe_run(model, None, batch)
+        record = describe_run(model, batch)
         facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
         record["data"] = describe_data(data.latest, batch, steps, **facts)
         run.begin({"seed": seed, **record}, allow)

@@ -19,11 +19,11 @@ _WHOLE_BYTES, _ROWS = 2**26, 4096
 _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", "seed")
 
 
-def describe_run(model, data, batch=None):
+def describe_run(model, batch=None):
     """Returns a dict of JSON values that describes a run.
 
-    It contains the configs of the compiled model, of its optimizer and of its loss, and the argument `data`. The
-    learning rate is a separate entry. If it is a schedule, this entry is None.
+    It contains the configs of the compiled model, of its optimizer and of its loss. The learning rate is a separate
+    entry. If it is a schedule, this entry is None.
     """
     rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
     # Checkpoints contain only `model.variables`. Record hashes of all other weights, such as the weights of the teacher
@@ -34,7 +34,6 @@ def describe_run(model, data, batch=None):
         "optimizer": _clean(_config(model.optimizer)),
         "learning_rate": None if rate is None else float(rate),
         "loss": {"config": _clean(_config(getattr(model, "loss", None))), **_loss_value(model, batch)},
-        "data": _clean(data),
     }
     if (second := getattr(model, "teacher_optimizer", None)) is not None:
         # `MetaPseudoLabels` trains a second model. Callbacks do not change its learning rate, so record the rate here.

@@ -13,10 +13,10 @@ from tests.distillation.models import conv_teacher, linear_student
 from tests.tiny import build
 
 
-def record(model=None, optimizer=None, data=None):
+def record(model=None, optimizer=None):
     model = model or build(num_layers=1)
     model.compile(optimizer or keras.optimizers.Adam(0.1), "mse")
-    return describe_run(model, data)
+    return describe_run(model)
 
 
 def test_record_of_a_rebuilt_model_is_equal():
@@ -85,7 +85,7 @@ def test_record_of_objects_without_config():
 
     model = build(num_layers=1)
     model.compile("sgd", functools.partial(loss, 2.0))
-    assert describe_run(model, None)["loss"]["config"]["class"] == "partial"
+    assert describe_run(model)["loss"]["config"]["class"] == "partial"
     strange = scipy.sparse.csr_matrix(np.eye(3)), np.array(["a", None, 3], object)
     assert difference(described(strange), described(strange)) is None
     json.dumps(described(strange))
@@ -111,6 +111,6 @@ def test_record_contains_the_value_of_a_custom_loss():
     records = []
     for scale in (1, 1, 5):
         model.compile("sgd", losses(scale))
-        records.append(describe_run(model, None, batch))
+        records.append(describe_run(model, batch))
     assert difference(records[0], records[1]) is None
     assert difference(records[0], records[2]).startswith("loss.value ")
