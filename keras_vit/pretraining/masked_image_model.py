@@ -164,7 +164,7 @@ class MaskedImageModel(TrainingWrapper):
             the model's predictions in the masked patches.
         """
         images = ops.convert_to_tensor(images)
-        hidden = self.draw(int(images.shape[0]), seed)
+        hidden = self.draw(int(images.shape[0]), arguments.optional(arguments.non_negative_int, "seed", seed))
         outputs = {k: ops.convert_to_numpy(v) for k, v in self(images, training=False, hidden=hidden).items()}
         patches = ops.convert_to_numpy(self.encoder.cut(self.encoder.normalization.raw_images(images)))
         predicted = np.where(outputs["mask"][..., None], self.predicted_pixels(images, outputs), patches)
