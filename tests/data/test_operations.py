@@ -23,11 +23,20 @@ def levels(name):
     return found
 
 
+@pytest.fixture
+def graph_optimizer():
+    """Turns on TensorFlow's optimizer, which orders the arithmetic of a rotation as it does in the official code."""
+    options = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    yield
+    tf.config.optimizer.set_experimental_options(options)
+
+
+@pytest.mark.usefixtures("graph_optimizer")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_randaugment_operation_matches_official_code(name):
     family, operation = name.split("/")
     picture = GOLDEN["picture"]
-    # The graph orders the arithmetic of a rotation as the official code does.
     apply = tf.function(FAMILIES[family][operation], autograph=False)
     centre = tf.constant((np.array(CUTOUT_CENTRE) + 0.5) / picture.shape[:2], "float32")
     golden = levels(name)
