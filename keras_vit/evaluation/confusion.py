@@ -11,7 +11,7 @@ from keras_vit.console import text_table
 from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import invalid, outputs_and_classes
 from keras_vit.files import replacing
-from keras_vit.images.figures import finish, new_figure
+from keras_vit.images.figures import finish, literal, new_figure
 from keras_vit.images.table import CSVWriter
 from keras_vit.prediction.classes import ids_and_names, mean_probabilities, prediction_activation
 from keras_vit.prediction.inputs import real_array, to_numpy
@@ -134,7 +134,7 @@ def plot_confusion_matrix(
     """
     matrix = _square(matrix)
     count = len(matrix)
-    names = arguments.class_names(class_names, count) or [str(i) for i in range(count)]
+    names = [literal(name) for name in arguments.class_names(class_names, count) or map(str, range(count))]
     side = 2.5 + 0.35 * min(count, 60)
     figure = new_figure(side + 1, side)
     axes = figure.subplots()

@@ -46,6 +46,11 @@ def finish(figure, path):
     return figure
 
 
+def literal(text):
+    """Returns `text` for matplotlib, which would draw the text between two dollar signs as a formula."""
+    return text.replace("$", r"\$")
+
+
 def displayable(images):
     """Converts images of 0..255 to uint8. Keeps the first 3 channels, or only the first if there are fewer than 3."""
     images = np.clip(np.round(images), 0, 255).astype("uint8")

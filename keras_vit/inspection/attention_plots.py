@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.images.figures import displayable, finish, new_figure, new_panels, show
+from keras_vit.images.figures import displayable, finish, literal, new_figure, new_panels, show
 from keras_vit.images.tensorboard import TensorBoardPictures
 from keras_vit.inspection.attention import FUSIONS, attention_rollout
 from keras_vit.inspection.inputs import raw_pictures, shaped
@@ -249,4 +249,4 @@ def _show(axes, image, title):
     height, width, _ = image.shape
     show(axes, image, extent=(0, width, height, 0))
     # Shorten the title, because a longer title would overlap the next panel.
-    axes.set_title(title if len(title) <= 34 else f"{title[:33]}…", fontsize=10)
+    axes.set_title(literal(title if len(title) <= 34 else f"{title[:33]}…"), fontsize=10)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.images.figures import finish, new_panels, show
+from keras_vit.images.figures import displayable, finish, literal, new_panels, show
 from keras_vit.inspection.inputs import class_indices
 from keras_vit.prediction.classes import ids_and_names
 from keras_vit.prediction.inputs import real_array
@@ -52,7 +52,7 @@ def plot_predictions(
     If a prediction is wrong, the image has a red frame.
 
     Args:
-        images: (number, height, width, 1 or 3), in [0, 255].
+        images: (number, height, width, 1, 3 or 4), in [0, 255]. The fourth channel is not shown.
         labels: The true classes, (number,), as ints or class names.
         probabilities: (number, classes), with rows that sum to 1. Logits raise a ValueError.
         class_names: The class names in order, or a model that contains its class names.
@@ -70,8 +70,8 @@ def plot_predictions(
     shapes, num_classes = (images.shape, labels.shape, probabilities.shape), len(class_names)
     number = len(images) if images.ndim else 0
     fit = shapes[1:] == ((number,), (number, num_classes))
-    if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3):
-        expected = "one or more `images` (number, height, width, 1 or 3), `labels` of shape (number,) and "
+    if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
+        expected = "one or more `images` (number, height, width, 1, 3 or 4), `labels` of shape (number,) and "
         expected += f"`probabilities` of shape (number, {num_classes})"
         raise ValueError(f"Expected {expected}. Received: shapes {', '.join(map(str, shapes))}")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
@@ -81,14 +81,14 @@ def plot_predictions(
         received = f"numbers from {probabilities.min():.4g} to {probabilities.max():.4g}"
         expected = "`probabilities` of at least 0 that sum to 1"
         raise ValueError(f"Expected {expected}. Received: {received}. Apply keras.ops.softmax to logits first.")
-    names = [name if len(name) <= 18 else f"{name[:17]}…" for name in class_names]
+    names = [literal(name if len(name) <= 18 else f"{name[:17]}…") for name in class_names]
     columns = math.ceil(math.sqrt(len(images) * 1.5))
     rows = math.ceil(len(images) / columns)
     figure, panels = new_panels(len(images), columns, (1.9 * columns, 2.3 * rows))
-    for axes, image, label, p in zip(panels, images, labels, probabilities, strict=True):
+    for axes, image, label, p in zip(panels, displayable(images), labels, probabilities, strict=True):
         best = int(p.argmax())
         wrong = best != label
-        show(axes, np.clip(image, 0, 255).astype("uint8"))
+        show(axes, image)
         axes.spines[:].set(color=_WRONG, linewidth=3, visible=wrong)
         title = f"{names[best]} ({p[best]:.0%})\ntrue: {names[label]}"
         axes.set_title(title, color=_WRONG if wrong else "black", fontsize=9)

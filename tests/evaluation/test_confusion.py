@@ -62,8 +62,8 @@ def test_report_refuses_models_without_exclusive_classes(options):
 def test_confusion_matrix_is_written_and_plotted(tmp_path):
     write_confusion_matrix([[3, 1], [0, 2]], ["a,b", "c"], tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text().splitlines() == ['true \\ predicted,"a,b",c', '"a,b",3,1', "c,0,2"]
-    axes = plot_confusion_matrix([[3, 1], [0, 2]], ["a,b", "c"], tmp_path / "a.png").axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["a,b", "c"]
+    axes = plot_confusion_matrix([[3, 1], [0, 2]], ["a,b", "$0_$1"], tmp_path / "a.png").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a,b", r"\$0_\$1"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25], [0, 1]])
     assert keras.utils.load_img(tmp_path / "a.png").size[0] > 100
     refuses(r"`matrix`. Expected counts of shape .* Received: shape \(1, 2\)", plot_confusion_matrix, [[1, 2]])

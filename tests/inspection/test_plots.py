@@ -16,7 +16,7 @@ NAMES = ["cat", "dog", "sea horse"]
 REFUSED = [
     (lambda x, y, p: (x[0], y, p), "Expected one or more `images` .number, height"),
     (lambda x, y, p: (x[:0], y[:0], p[:0]), "one or more `images`"),
-    (lambda x, y, p: (x[..., :2], y, p), "width, 1 or 3"),
+    (lambda x, y, p: (x[..., :2], y, p), "width, 1, 3 or 4"),
     (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),
     (lambda x, y, p: (x, y, p[:, :2]), "`probabilities` of shape"),
     (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: .1, 2, 3, 1"),
@@ -72,7 +72,7 @@ def test_history_of_one_epoch_has_marker():
     refuses("at least one epoch of `loss`", plot_history, {"loss": []})
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3, 4])
 def test_predictions_plot_has_panel_per_image(channels, tmp_path):
     images, labels, probabilities = predictions(channels)
     figure = plot_predictions(images, labels, probabilities, NAMES, tmp_path / "predictions.png")
@@ -82,16 +82,16 @@ def test_predictions_plot_has_panel_per_image(channels, tmp_path):
     assert [axes.get_title() for axes in figure.axes] == titles
     red = matplotlib.colors.to_rgb("#d62728")
     for axes, image, wrong in zip(figure.axes, images, [False, False, False, True], strict=True):
-        np.testing.assert_array_equal(axes.images[0].get_array(), image[..., 0] if channels == 1 else image)
+        np.testing.assert_array_equal(axes.images[0].get_array(), image[..., 0] if channels == 1 else image[..., :3])
         assert (matplotlib.colors.to_rgb(axes.title.get_color()) == red) == wrong
         assert all(spine.get_visible() == wrong for spine in axes.spines.values())
         assert matplotlib.colors.to_rgb(axes.spines["left"].get_edgecolor()) == red
 
 
-def test_predictions_plot_takes_tensors_and_long_class_names():
+def test_predictions_plot_takes_tensors_and_unusual_class_names(tmp_path):
     images, labels, probabilities = predictions()
     tensors = [keras.ops.convert_to_tensor(x) for x in (images.astype("float32"), labels, probabilities)]
-    figure = plot_predictions(*tensors, ["black-and-gold garden spider", "dog", "cat"])
+    figure = plot_predictions(*tensors, ["black-and-gold garden spider", "dog", "$0_$10"], tmp_path / "a.png")
     assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), images[0])
 
