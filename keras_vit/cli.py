@@ -21,9 +21,9 @@ PACKAGES = {
 
 
 def _print(text, file=None):
-    from keras_vit.console import printable
+    from keras_vit.console import write
 
-    print(printable(text), file=file)
+    write(text, file)
 
 
 def _list(args):
@@ -98,10 +98,8 @@ def _settings(pairs):
     found = {}
     for key, text in pairs:
         name, dot, part = key.partition(".")
-        if dot:
-            found.setdefault(name, {})[part] = _value(text)
-        else:
-            found[name] = _value(text)
+        place, name = (found.setdefault(name, {}), part) if dot else (found, name)
+        place[name] = _value(text)
     return found
 
 
@@ -272,15 +270,11 @@ def build_parser():
     examples = ["keras-vit weights convert ViT-B_16-224.npz vit_b16 --to huggingface"]
     add = command("convert", _convert, help, examples, SOURCE | MODEL, actions).add_argument
     add("source_path", metavar="SRC", help=kept)
-    add(
-        "target_path",
-        metavar="DST",
-        help="the file to write, or hf://owner/name; huggingface needs a folder, timm a folder or a .safetensors file",
-    )
+    help = "the file to write, or hf://owner/name; a folder for huggingface, a folder or .safetensors file for timm"
+    add("target_path", metavar="DST", help=help)
     add("--to", required=True, metavar="FORMAT", help="npz, big_vision, timm or huggingface")
     help = (
-        "write even if FORMAT's library has another value of SETTING, which is activation, layer_norm_epsilon, "
-        "resnet_epsilons or pool_padding"
+        "a setting that may differ in FORMAT's library: activation, layer_norm_epsilon, resnet_epsilons, pool_padding"
     )
     add("--allow", action="append", default=[], metavar="SETTING", help=help)
 
@@ -298,10 +292,7 @@ def build_parser():
     help = "write ' before cells that start with = + - or @, because spreadsheets would compute them"
     add("--escape-formulas", action="store_true", help=help)
     form = action.add_mutually_exclusive_group()
-    help = (
-        "write path, label and probability per image; for a run trained on a table, only path and label, "
-        "named as in the table"
-    )
+    help = "write path, label and probability per image; for a run trained on a table, only that table's two columns"
     form.add_argument("--csv", type=Path, metavar="FILE", help=help)
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -359,16 +350,12 @@ def build_parser():
     add("--label-column", default="label", metavar="NAME", help="the CSV file's column of labels (default: label)")
     add("--data-dir", metavar="FOLDER", help="the folder of prepared TFDS datasets (default: chosen by TFDS)")
     add("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/RECIPE)")
-    help = (
-        "initial weights: a path, hf://owner/name, a tag such as imagenet21k, or none for random weights "
-        "(default: the recipe's)"
-    )
+    help = "initial weights: a path, hf://owner/name, a tag (imagenet21k), or none: random (default: the recipe's)"
     add("--weights", metavar="MODEL", help=help)
     for name, (kind, metavar, help) in LENGTHS.items():
         add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
     add("--set", **SETTINGS, help="change a setting of the recipe; `recipes NAME` shows all of them")
-    help = "steps between checkpoints in an epoch (default: 500)"
-    add("--save-every", type=int, default=500, metavar="N", help=help)
+    add("--save-every", type=int, default=500, metavar="N", help="steps between checkpoints in an epoch (default: 500)")
     help = "seed of the initial weights, the order of images and the augmentation (default: 0)"
     add("--seed", type=int, default=0, metavar="N", help=help)
     kinds = "data or, only on JAX, fsdp, tensor or fsdp+tensor"
@@ -403,8 +390,7 @@ def main(argv=None):
         _print(f"keras-vit: {error}" + (f": pip install {package}" if package else ""), sys.stderr)
         return 1
     except KeyboardInterrupt:
-        advice = "; run the same command to continue" if args.run is _train else ""
-        _print(f"keras-vit: stopped{advice}.", sys.stderr)
+        _print(f"keras-vit: stopped{'; run the same command to continue' if args.run is _train else ''}.", sys.stderr)
         return 130
     return 0
 

@@ -23,6 +23,13 @@ def printable(text, lines=True):
     return _CONTROL.sub(lambda c: c[0] if lines and c[0] in "\n\t" else f"\\u{ord(c[0]):04x}", str(text))
 
 
+def write(text, file=None):
+    """Prints `text`, and escapes its control characters and the characters that the stream cannot encode."""
+    file = sys.stdout if file is None else file
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=file)
+
+
 def _escape_record(record):
     record.msg, record.args = printable(record.getMessage()), ()
     return True

@@ -201,4 +201,4 @@ def as_json(names, predictions):
     for name, classes in zip(names, predictions, strict=True):
         found = [{"id": i, "label": label, "probability": probability} for i, label, probability in classes]
         rows.append({"path": name, "classes": found})
-    return json.dumps(rows, indent=1, ensure_ascii=False)
+    return json.dumps(rows, indent=1)
