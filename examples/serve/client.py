@@ -31,6 +31,9 @@ def predict(url, images):
     except OSError as error:
         # OSError includes URLError, connection errors and timeouts.
         reason = getattr(error, "reason", error)
+        if isinstance(reason, (BrokenPipeError, ConnectionResetError)):
+            cause = f"The request of {len(body)} bytes may be larger than the server's --max-body."
+            raise SystemExit(f"The server at {url} closed the connection. {cause}") from error
         raise SystemExit(f"No server answers at {url}: {reason}. Start one, or pass --url.") from error
 
 
@@ -44,14 +47,16 @@ def main(argv=None):
         images = [path.read_bytes() for path in args.images]
     except OSError as error:
         raise SystemExit(f"Cannot read {error.filename}: {error.strerror}") from error
-    answers = predict(args.url, images)
+    # A request with several photos could be larger than the server allows.
+    answers = [predict(args.url, [image])[0] for image in images]
     for path, answer in zip(args.images, answers, strict=True):
         if answer["status"] != "ok":
             print(f"{path}: {answer['status']}")
         elif "labels" in answer:
             print(f"{path}: {answer['labels'][0]} {answer['scores'][0]:.3f}")
         else:
-            print(f"{path}: {answer['outputs']}")
+            outputs = {name: value for name, value in answer.items() if name != "status"}
+            print(f"{path}: {outputs.get('outputs', outputs)}")
     return int(any(answer["status"] != "ok" for answer in answers))
 
 

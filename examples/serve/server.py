@@ -20,7 +20,7 @@ import html
 import json
 import os
 import re
-import select
+import selectors
 import signal
 import sys
 import threading
@@ -337,10 +337,10 @@ def _stop_listening(connections):
         # Wake the server's thread from poll(). The thread then calls poll() again without this socket.
         server.pull_trigger()
         time.sleep(0.05)
-        waiting = select.poll()
-        waiting.register(server.socket, select.POLLIN)
-        while waiting.poll(0):
-            server.handle_accept()
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(server.socket, selectors.EVENT_READ)
+            while waiting.select(0):
+                server.handle_accept()
         server.socket.close()
 
 

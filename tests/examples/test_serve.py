@@ -91,6 +91,7 @@ def test_python_client_prints_class_or_status(model, url, files, capsys):
 def test_python_client_shows_error_of_server(url):
     client = scripts.load("serve/client.py")
     refuses("at most 128 rows. Received: 129", client.predict, url, [b""] * 129, error=SystemExit)
+    refuses("closed the connection.*--max-body|too large", client.predict, url, [b"x" * 9_000_000], error=SystemExit)
     refuses("No server answers", client.predict, "http://127.0.0.1:9/v1/models/vit", [b""], error=SystemExit)
 
 
