@@ -41,7 +41,7 @@ def parse_arguments(argv=None):
     )
     add = parser.add_argument
     add("--method", choices=METHODS, default="mae", help="masked patch prediction, SimMIM or MAE")
-    add("--dataset", default="digits", help="digits, a folder with a folder of images per class, or a TFDS name")
+    add("--dataset", default="digits", help="digits, a folder of images, or a TFDS name")
     add("--data-dir", help="the folder of prepared TFDS datasets")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder for backbone.npz and reconstructions.png")
     add("--image-size", type=positive_int, default=32, help="the image size in pixels")
@@ -67,15 +67,17 @@ def load_images(args):
         images = keras.ops.convert_to_numpy(keras.ops.image.resize(digits, (size, size), data_format="channels_last"))
         return images.astype("float32"), images[:8].astype("float32"), -(-len(images) // args.batch_size)
     options = {"image_size": size, "batch_size": args.batch_size, "seed": args.seed, "normalize": False}
+    options["labels"] = "none"
     if Path(args.dataset).is_dir():
         data = keras_vit.data.from_directory(args.dataset, **options)
     else:
         data = keras_vit.data.load(args.dataset, "train", data_dir=args.data_dir, **options)
-    return data, next(iter(data))[0].numpy()[:8], len(data)
+    return data, next(iter(data)).numpy()[:8], len(data)
 
 
 def build_backbone(args, channels):
-    """Builds a ViT without a head for raw images in [0, 255]."""
+    """Builds a ViT without a head for raw images in [0, 255]. Each attention head has at least 32 dimensions."""
+    num_heads = next(n for n in range(max(1, args.hidden_dim // 32), 0, -1) if args.hidden_dim % n == 0)
     return keras_vit.ViT(
         "Ti/16",
         image_size=args.image_size,
@@ -84,7 +86,7 @@ def build_backbone(args, channels):
         num_classes=0,
         hidden_dim=args.hidden_dim,
         num_layers=args.num_layers,
-        num_heads=max(1, args.hidden_dim // 32),
+        num_heads=num_heads,
         mlp_dim=2 * args.hidden_dim,
         include_preprocessing=True,
     )

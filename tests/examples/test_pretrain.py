@@ -28,7 +28,7 @@ def load_backbone(path, in_channels):
 
 @pytest.mark.parametrize("method", ["masked_patch", "mae"])
 def test_pretrain_on_folder_saves_backbone_and_figure(method, tmp_path, capsys):
-    write_classes(tmp_path / "images", 4)
+    write_classes(tmp_path / "images", 4, num_classes=1)
     options = ("--dataset", str(tmp_path / "images"), "--out", str(tmp_path / "run"), "--batch-size", "4")
     scripts.load("pretrain.py").main([*SMALL, *options, "--method", method])
     assert (tmp_path / "run" / "reconstructions.png").stat().st_size > 0
