@@ -43,7 +43,7 @@ import samples
 import keras_vit
 
 folder, weights = samples.competition(), samples.weights()
-train, test = pd.read_csv(folder / "train.csv"), pd.read_csv(folder / "test.csv")
+train, test = (pd.read_csv(folder / name, dtype=str) for name in ("train.csv", "test.csv"))
 names = sorted(train["label"].unique())
 print(f"{len(train)} labelled images of {len(names)} classes, {len(test)} images to predict")
 first = train.groupby("label").first()[:16]
@@ -178,7 +178,7 @@ pd.read_csv("submission.csv").head(3)
 
 # %%
 if (folder / "solution.csv").exists():
-    solution = pd.read_csv(folder / "solution.csv", index_col="image")["label"]
+    solution = pd.read_csv(folder / "solution.csv", index_col="image", dtype=str)["label"]
     for name, guesses in [*zip(members, predictions, strict=True), ("ensemble", None)]:
         guesses = submission if guesses is None else guesses.idxmax(axis=1)
         print(f"{name}: accuracy on {len(guesses)} test images {(guesses == solution[guesses.index]).mean():.4f}")

@@ -52,7 +52,7 @@ import keras
 import keras_vit
 
 keras.utils.set_random_seed(0)
-names = sorted(path.name for path in folder.iterdir())
+names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 model = keras_vit.from_pretrained(
     weights, image_size=128, num_classes=len(names), class_names=names, include_preprocessing=True
 )
@@ -105,7 +105,7 @@ keras_vit.inspection.plot_predictions(images, truth[hardest], probabilities[hard
 
 # %%
 saved = keras.saving.load_model("my_images.keras")
-new = {"file": [str(Path(path).relative_to(folder)) for path in valid.file_paths[:: len(truth) // 6]]}
+new = {"file": [str(Path(path).relative_to(folder)) for path in valid.file_paths[:: max(1, len(truth) // 6)]]}
 table = keras_vit.predict_images(saved, new, directory=folder, tta="flip", verbose=0)
 table.agg(["idxmax", "max"], axis=1).rename(columns={"idxmax": "class", "max": "probability"})
 

@@ -56,7 +56,7 @@ inspection.plot_predictions(raw[shown], labels[shown], probabilities, model)
 # The five most probable classes of the first picture:
 
 # %%
-for _, name, probability in keras_vit.decode_predictions(probabilities[:1], model, top=5)[0]:
+for _, name, probability in keras_vit.decode_predictions(probabilities[:1], model)[0]:
     print(f"{probability:6.1%}  {name.replace('_', ' ')}")
 
 # %% [markdown]
