@@ -10,9 +10,7 @@ pytest.importorskip("jupytext", reason="it reads the sources")
 nbformat = pytest.importorskip("nbformat", reason="it reads the notebooks")
 pytest.importorskip("nbclient", reason="it executes them")
 
-NAMES = sorted(
-    path.stem for path in (scripts.EXAMPLES / "notebooks").glob("*.py") if path.stem not in ("run", "samples")
-)
+NAMES = sorted(p.stem for p in (scripts.EXAMPLES / "notebooks").glob("*.py") if p.stem not in ("run", "samples"))
 # Folders that exist on one machine only.
 OWN_PATH = re.compile(r"(?<![\w.:/-])/(?:home|root|work|tmp|usr|opt|mnt|srv|var|Users|private)/[\w.-]+")
 

@@ -18,9 +18,7 @@ from tests.pictures import write_jpegs
 
 pytestmark = pytest.mark.backends("tensorflow")
 SIZE = 112
-TIMM = {
-    f"timm {pct}": preprocessing_from_cfg({"interpolation": "bicubic", "crop_pct": pct}) for pct in (0.9, 0.875, 1.0)
-}
+TIMM = {f"timm {p}": preprocessing_from_cfg({"interpolation": "bicubic", "crop_pct": p}) for p in (0.9, 0.875, 1.0)}
 # timm pads with the mean.
 GRAY = {"mean": [0.5] * 3, "std": [0.5] * 3}
 TIMM |= {
