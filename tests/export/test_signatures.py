@@ -82,7 +82,7 @@ KINDS = {
 }
 # JAX and PyTorch export in a child process, which takes seconds. These kinds add no branch of the export.
 MARKS = dict.fromkeys(("headless", "hybrid", "token_merging"), pytest.mark.long)
-MARKS["own_head"] = pytest.mark.every_backend
+MARKS["own_head"] = pytest.mark.long_elsewhere
 
 
 def kinds(names):

@@ -16,7 +16,7 @@ openvino = pytest.importorskip("openvino")
 # Only products of enough numbers are quantized.
 WIDE = {"hidden_dim": 96, "mlp_dim": 192, "num_layers": 1}
 BATCHES = (1, 7, 33)
-PRECISIONS = [pytest.param("int8", 1.5), pytest.param("float16", 2.5, marks=pytest.mark.backends("torch"))]
+PRECISIONS = [pytest.param("int8", 1.5), pytest.param("float16", 2.5)]
 PRECISIONS += [pytest.param("int8", 1.5, marks=[pytest.mark.backends("torch"), pytest.mark.long])]
 
 
