@@ -11,72 +11,52 @@ LAST = np.iinfo("int64").max
 
 
 class Epochs:
-    """Orders the records of each epoch, and counts the epochs. `root` is the seed, an integer tensor (2,).
-
-    If `repeat` is True, iterations are counted instead of epochs. An iteration has `num_batches` batches.
-    """
+    """Orders the records of each epoch, and counts the epochs. `root` is the seed, an integer tensor (2,)."""
 
     def __init__(
-        self,
-        records,
-        num_images,
-        root,
-        *,
-        shuffle_buffer,
-        repeats,
-        batch_size,
-        skip_batches,
-        num_batches,
-        repeat,
-        drop_remainder,
+        self, records, num_images, root, *, shuffle_buffer, repeats, batch_size, skip_batches, repeat, drop_remainder
     ):
         self._records, self._num_images, self._root = records, num_images, root
         self._shuffle_buffer, self._repeats = shuffle_buffer, repeats
         self._batch_size, self._repeat = batch_size, repeat
         self.num_distinct = max(1, num_images // repeats)
         self.size = self.num_distinct * repeats
-        self._skipped, limit = skip_batches, math.inf if num_batches is None else num_batches
         if repeat:
-            self.num_batches, first = limit, 0
+            self.num_batches = math.inf
+            self.first, self.start = divmod(skip_batches * batch_size, self.size)
         else:
-            whole = self.size // batch_size if drop_remainder else math.ceil(self.size / batch_size)
-            if not whole:
+            self.num_batches = self.size // batch_size if drop_remainder else math.ceil(self.size / batch_size)
+            if not self.num_batches:
                 raise ValueError(f"Expected `batch_size` <= {self.size} with `drop_remainder`. Received: {batch_size}")
-            first, batch = divmod(skip_batches, whole)
-            self.num_batches, self._start = min(whole, limit), batch * batch_size
+            self.first, batch = divmod(skip_batches, self.num_batches)
+            self.start = batch * batch_size
         # TensorFlow never frees the Python functions below, so they refer to this small object instead of `self`.
-        self._next = SimpleNamespace(number=first)
+        self._next = SimpleNamespace(number=self.first)
 
     def set(self, number: int) -> None:
-        """Sets the number of the epoch or iteration that is read next, an integer from 0."""
+        """Sets the number of the epoch that the next iteration returns, an integer from 0."""
         self._next.number = arguments.non_negative_int("number", number)
 
     def parts(self):
         """Returns a dataset of (epoch, begin, end), the ranges of images that one iteration over the data reads."""
+        if self._repeat:
+            numbers = tf.data.Dataset.range(self.first, LAST)
+            return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
+        # If `skip_batches` makes the data start within an epoch, an iteration ends at that position of the next epoch.
+        parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
+        parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
         upcoming = self._next
 
         def number(_):
             return tf.ensure_shape(tf.numpy_function(lambda: np.int64(upcoming.number), [], "int64"), ())
 
-        number = tf.data.Dataset.range(1).map(number)
-        if self._repeat:
-            per_iteration = 0 if self.num_batches == math.inf else self.num_batches
+        epoch = tf.data.Dataset.range(1).map(number)
+        return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
-            def endless(n):
-                image = (n * per_iteration + self._skipped) * self._batch_size
-                epochs = tf.data.Dataset.range(image // self.size, LAST)
-                return epochs.map(lambda epoch: (epoch, tf.maximum(image - epoch * self.size, 0), np.int64(self.size)))
-
-            return number.flat_map(endless)
-        # If `skip_batches` makes the data start within an epoch, an iteration ends at that position of the next epoch.
-        parts = [(0, self._start, self.size), (1, 0, self._start)] if self._start else [(0, 0, self.size)]
-        parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
-        return number.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
-
-    def row_weight(self):
+    def row_weight(self, num_batches):
         """Returns the weight to give each image so that the mean weight of all rows is 1; padding has the weight 0."""
-        rows = self.num_batches * self._batch_size
-        padding = -self.size % self._batch_size if self._start + rows >= self.size else 0
+        rows = num_batches * self._batch_size
+        padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
         return rows / (rows - padding)
 
     def stream(self, epoch, begin, end, filler=None):
@@ -107,15 +87,16 @@ class Epochs:
             data = data.concatenate(filling.repeat((begin - end) % self._batch_size))
         return data
 
-    def with_epoch_end(self, data, broken):
+    def with_epoch_end(self, data, broken, num_batches):
         """Returns a dataset of the batches in `data`. Reading it counts epochs and reports broken images.
 
-        The elements of `data` are (index, broken records, batch). `broken` is a `BrokenImages`.
+        The elements of `data` are (index, broken records, batch). `broken` is a `BrokenImages`. `num_batches` is the
+        number of batches in an iteration.
         """
-        upcoming, num_batches = self._next, self.num_batches
+        upcoming = self._next
 
         def end(number):
-            # Count once, even with concurrent iterations, and not after `set` has changed the number.
+            # Count an epoch once, even with concurrent iterations, and not after `set` has changed the number.
             if number == upcoming.number:
                 upcoming.number += 1
             return np.True_
@@ -130,14 +111,11 @@ class Epochs:
             note = functools.partial(tf.numpy_function, broken.note, [*missing, done], "bool")
             # Call Python only if this iteration has met broken images, because the call is slow.
             calls = [tf.cond(met, note, lambda: False)]
-            if num_batches != math.inf:
-                if self._repeat:
-                    number = (index // self._batch_size - self._skipped) // num_batches
-                else:
-                    # The last images may be from the next epoch, so count the epoch of the first images.
-                    index = tf.maximum(index, -1 - index)
-                    number = index // self.size - tf.cast(index % self.size < self._start, "int64")
-                ended = functools.partial(tf.numpy_function, end, [number], "bool")
+            if not self._repeat:
+                # The last images of an iteration may be from the next epoch, so count the epoch of its first images.
+                index = tf.maximum(index, -1 - index)
+                epoch = index // self.size - tf.cast(index % self.size < self.start, "int64")
+                ended = functools.partial(tf.numpy_function, end, [epoch], "bool")
                 calls.append(tf.cond(count == num_batches, ended, lambda: False))
             with tf.control_dependencies(calls):
                 return (count, met), tf.nest.map_structure(tf.identity, batch)

@@ -126,16 +126,15 @@ def pipeline(
     The result is a tf.data.Dataset of (images, labels), (images, labels, weights) or only images. Images are float32
     (batch, height, width, channels), labels are int32 (batch,) or float32 (batch, num_classes), and weights are float32
     (batch,). The dataset has the attributes `source`, `class_names`, `num_classes`, `num_images` (per epoch, including
-    broken images), `num_shards`, `broken` (a `BrokenImages`) and `set_epoch`. With `repeat`, only a dataset with
-    `num_batches` and without `skip_batches` has `set_epoch`. The same arguments give the same batches on each backend,
-    with any number of threads.
+    broken images), `num_shards`, `broken` (a `BrokenImages`) and, if `repeat` is False, `set_epoch`. The same arguments
+    give the same batches on each backend, with any number of threads.
 
     Each iteration over the dataset is one epoch. The next epoch begins only after an iteration has returned its last
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
-    `num_batches=5`, an iteration ends after 5 batches. Then the next epoch begins or, with `repeat`, the next iteration
-    has the next 5 batches. After `data.set_epoch(3)`, the next iteration is iteration 3, counted from 0. If an epoch
-    has only a few batches, use `repeat=True`, because a short epoch may be over before training uses its batches: `fit`
-    reads a batch to build a model, and a `prefetch` that you add reads ahead.
+    `num_batches=5` and without `repeat`, an iteration ends after 5 batches, and the next iteration has new batches.
+    After `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
+    `repeat=True`, because a short epoch may be over before training uses its batches: `fit` reads a batch to build a
+    model, and a `prefetch` that you add reads ahead.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
     `training`, `repeat`, `drop_remainder` or `pad_remainder` is True, other images of the batch replace the broken
@@ -180,8 +179,8 @@ def pipeline(
             `training`. If `cache` is True, or if the source consists of files and `cache` is False, the buffer always
             holds all images.
         seed: Integer of at least 0.
-        repeat: Bool. If True, a batch may have images of two epochs, and the dataset never ends, so pass `num_batches`,
-            or pass `steps_per_epoch` to `fit`.
+        repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. Do not pass `num_batches`
+            instead, since each iteration would have the same batches. A batch may have images of two epochs.
         cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
             files on disk, and each process needs a different path. The names of these files contain a hash of the
             paths and labels of the images; delete the files if images have changed. To decode faster, see
@@ -261,9 +260,10 @@ def pipeline(
         # If the records are paths, or files that are cached in memory anyway, the shuffle buffer can hold all of them.
         buffer = num_images if files or cache is True else min(num_images, shuffle_buffer)
         order = {"shuffle_buffer": buffer if shuffle else None, "repeats": policy.repeats, "batch_size": batch_size}
-        order |= {"skip_batches": skip_batches, "num_batches": num_batches}
-        epochs = Epochs(records, num_images, root, **order, repeat=repeat, drop_remainder=drop_remainder)
-        row_weight = epochs.row_weight() if pad_remainder else None
+        order |= {"skip_batches": skip_batches, "repeat": repeat, "drop_remainder": drop_remainder}
+        epochs = Epochs(records, num_images, root, **order)
+        length = min(epochs.num_batches, math.inf if num_batches is None else num_batches)
+        row_weight = epochs.row_weight(length) if pad_remainder else None
         steps = Steps(cut, augmented, source, labels, record, inputs["normalize"], files, root, row_weight)
 
         # This function captures only small objects, since TensorFlow never frees a dataset's Python functions.
@@ -290,13 +290,13 @@ def pipeline(
         data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
             data = data.take(num_batches)
-        data = epochs.with_epoch_end(data.prefetch(tf.data.AUTOTUNE), broken)
-        length = tf.data.INFINITE_CARDINALITY if epochs.num_batches == math.inf else epochs.num_batches
+        data = epochs.with_epoch_end(data.prefetch(tf.data.AUTOTUNE), broken, length)
+        length = tf.data.INFINITE_CARDINALITY if length == math.inf else length
         data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(_options())
         data.source, data.class_names, data.num_classes = source, list(source.class_names), source.num_classes
         data.num_images, data.num_shards, data.broken = epochs.size, num_shards, broken
-        if not repeat or (num_batches is not None and not skip_batches):
-            # In an endless iteration, only `skip_batches` sets the position.
+        if not repeat:
+            # With `repeat`, the data is one endless iteration, and only `skip_batches` sets its position.
             data.set_epoch = epochs.set
         return data
 
