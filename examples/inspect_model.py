@@ -13,7 +13,6 @@ Expected: on the digits, 95% training accuracy after 10 epochs, and attention on
 """
 
 import argparse
-import contextlib
 from pathlib import Path
 
 import keras
@@ -103,9 +102,13 @@ def main(argv=None):
     distance = inspection.attention_distance(model, images)
     inspection.plot_attention_distance(distance, args.out / "distance.png")
     inspection.plot_attention_rollout(raw, inspection.attention_rollout(model, images), args.out / "rollout.png")
-    # Models with relative or rotary positions have no position embeddings to compare.
-    with contextlib.suppress(ValueError):
-        inspection.plot_position_similarity(inspection.position_similarity(model), args.out / "positions.png")
+    try:
+        similarity = inspection.position_similarity(model)
+    except ValueError as error:
+        # Models with relative or rotary positions have no position embeddings to compare.
+        print(f"There is no positions.png: {error}")
+    else:
+        inspection.plot_position_similarity(similarity, args.out / "positions.png")
     inspection.plot_embedding_filters(inspection.embedding_filters(model), args.out / "filters.png")
     inspection.write_report(model, paths, args.out / "report.html")
     print(f"Wrote {args.out / 'report.html'} and figures in the same folder")

@@ -12,7 +12,7 @@ from keras_vit.data.augment import augmentation
 from keras_vit.data.pipelines import pipeline
 from keras_vit.data.source import file_source, logger, tf
 from keras_vit.files import describe_path, replacing
-from keras_vit.images.files import read_pixels
+from keras_vit.images.files import read_pixels, visible_files
 
 # A folder is already split if it has a subfolder with a name in TRAIN_FOLDERS and one with a name in TEST_FOLDERS.
 TRAIN_FOLDERS = ("train", "training")
@@ -165,21 +165,9 @@ def _unlabelled(path, share):
     return {**groups, None: sorted(set(files).difference(*groups.values()))}
 
 
-def image_files_in(folder, above=()):
-    """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`.
-
-    If there is no such folder, the list is empty. Links to folders are followed, except for links to the folders that
-    contain them, which are `above`.
-    """
-    files, real = [], folder.resolve()
-    for path in folder.iterdir() if folder.is_dir() and real not in above else ():
-        if path.name.startswith(".") or path.name.lower() in CLUTTER:
-            continue
-        if path.is_dir():
-            files += image_files_in(path, (*above, real))
-        elif path.is_file():
-            files.append(str(path))
-    return sorted(files)
+def image_files_in(folder):
+    """Returns the sorted paths of all files in a folder and its subfolders, except hidden files and `CLUTTER`."""
+    return [str(path) for path in visible_files(folder) if path.name.lower() not in CLUTTER]
 
 
 def _held_count(places, share):

@@ -39,6 +39,18 @@ ORIENTATION = 0x0112  # The EXIF tag of the orientation.
 _FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
+def visible_files(folder: Path, above: tuple = ()) -> list[Path]:
+    """Returns the sorted files in a folder and its subfolders, without hidden ones; [] if there is no such folder.
+
+    Links to folders are followed, except for links to the folders that contain them, which are `above`.
+    """
+    files, real = [], folder.resolve()
+    for path in folder.iterdir() if folder.is_dir() and real not in above else ():
+        if not path.name.startswith("."):
+            files += visible_files(path, (*above, real)) if path.is_dir() else [path] * path.is_file()
+    return sorted(files, key=str)
+
+
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
     """Reads a whole image with Pillow, as uint8 (height, width, channels).
 

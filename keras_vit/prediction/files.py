@@ -11,7 +11,7 @@ import keras
 
 from keras_vit import arguments
 from keras_vit.console import printable
-from keras_vit.images.files import NOT_READ
+from keras_vit.images.files import NOT_READ, visible_files
 from keras_vit.images.table import CSVWriter, csv_rows, empty, read_columns
 from keras_vit.prediction.classes import outputs_named
 from keras_vit.prediction.classify import predict_paths
@@ -117,9 +117,8 @@ def _images_in_folder(folder):
     # Pillow can write some formats that it cannot read. Leave out files of these formats.
     kinds = Image.registered_extensions()
     endings = {ending for ending, kind in kinds.items() if kind in Image.OPEN and kind not in NOT_READ}
-    files = sorted(filter(Path.is_file, Path(folder).rglob("*")), key=str)
-    # Notebooks copy images to the hidden folder .ipynb_checkpoints.
-    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    # Hidden folders, such as .ipynb_checkpoints, may contain copies of images.
+    files = visible_files(Path(folder))
     images = [str(path) for path in files if path.suffix.lower() in endings]
     others = sorted({*map(str, files)} - {*images})
     if not images:

@@ -190,9 +190,7 @@ def preflight(model, data, *, validation_data=None, epochs=1, steps_per_epoch=No
 class Data(NamedTuple):
     """The first batches of a dataset, and properties of the dataset. A field is None if it is unknown."""
 
-    images: (
-        np.ndarray | None
-    )  # images of the first batches; of several inputs, the one with rank 4 if there is only one
+    images: np.ndarray | None  # images of the first batches; of several inputs, the only one with rank 4
     labels: np.ndarray | dict | list | None  # labels of the first batches, one array for each output
     first: tuple  # the first batch, (x,), (x, y) or (x, y, sample_weight)
     batch_size: int  # number of images in a batch, added up over all processes
@@ -206,8 +204,8 @@ class Data(NamedTuple):
 
 def look(data, batch_size=32, name="data"):
     """Returns the `Data` of a dataset. `data` is anything that `model.fit` takes and that can be read again."""
-    # Datasets of `keras_vit.data` have these attributes.
     check_parts(data)
+    # Datasets of `keras_vit.data` have these attributes.
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
     # A list of one array is a list of batches.
     sizes = (1, 2, 3) if isinstance(data, tuple) else (2, 3)
