@@ -23,12 +23,14 @@ def folder(tmp_path):
     for name in ("b.png", "a.JPG", ".hidden.png", ".checkpoints/d.png", "more/c.webp", "film.mpg"):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / name).write_bytes(b"")
+    (tmp_path / "images" / "z").symlink_to(tmp_path / "images" / "more")
+    (tmp_path / "images" / "more" / "up").symlink_to(tmp_path / "images")  # a circle
     return tmp_path
 
 
 def test_find_images_lists_a_folder(folder, capsys):
     header, found = find_images([folder / "images", folder / "images" / "b.png"])
-    expected = [str(folder / "images" / name) for name in ("a.JPG", "b.png", "more/c.webp", "b.png")]
+    expected = [str(folder / "images" / name) for name in ("a.JPG", "b.png", "more/c.webp", "z/c.webp", "b.png")]
     assert header == "path" and found == [(path, path) for path in expected]
     assert "1 files" in capsys.readouterr().err
 
