@@ -16,10 +16,10 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class TableRows(dict):
-    """Some rows of a table, as {column name: values}. `chosen` contains the indices of these rows.
+    """Some rows of a table, as {column name: values}.
 
-    `lines` contains the numbers of these rows in the whole table, for errors. `whole` contains all rows of the table.
-    The classes are inferred from all rows, because the chosen rows may lack a class.
+    `whole` contains all rows of the table, and `chosen` the positions of the chosen rows in `whole`. `lines` contains
+    the row numbers for error messages. The classes are inferred from `whole`, because the chosen rows may lack a class.
     """
 
     def __init__(self, columns, lines, chosen):

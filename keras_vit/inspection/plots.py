@@ -71,8 +71,8 @@ def plot_predictions(
     number = len(images) if images.ndim else 0
     fit = shapes[1:] == ((number,), (number, num_classes))
     if not fit or not number or images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
-        expected = "one or more `images` (number, height, width, 1, 3 or 4), `labels` of shape (number,) and "
-        expected += f"`probabilities` of shape (number, {num_classes})"
+        expected = "one or more `images` of shape (number, height, width, channels) with 1, 3 or 4 channels, `labels` "
+        expected += f"of shape (number,) and `probabilities` of shape (number, {num_classes})"
         raise ValueError(f"Expected {expected}. Received: shapes {', '.join(map(str, shapes))}")
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"Expected `labels` to be integers of 0..{num_classes - 1}. Received: {labels.tolist()}")

@@ -77,4 +77,5 @@ def check_every_patch(model, blocks):
     has_dropout = any(isinstance(layer, PatchDropout) for layer in model.layers)
     if has_dropout or any(block.token_merging or block.num_outputs for block in blocks):
         expected = "a model with patch_dropout_rate=0 and token_merging=0, without `num_outputs` in its blocks"
-        raise ValueError(f"Expected {expected}. Received: model {model.name!r}. Build one and load the same weights.")
+        received = f"Received: model {model.name!r}"
+        raise ValueError(f"Expected {expected}. {received}. Build such a model with the same weights.")

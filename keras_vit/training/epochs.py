@@ -109,7 +109,7 @@ class Epochs:
         if total == math.inf:
             raise ValueError("Expected `steps_per_epoch` for data that never ends. Received: None")
         if total is not None and found is not None and total > found:
-            raise ValueError(f"Expected at most {found} `steps_per_epoch`, as many as batches. Received: {total}")
+            raise ValueError(f"Expected at most {found} `steps_per_epoch`, the number of batches. Received: {total}")
         if total is not None and first and total <= first:
             raise ValueError(
                 f"Expected an epoch of more than {first} batches, since the checkpoint is at batch {first}. "

@@ -14,7 +14,7 @@ HISTORY = {"accuracy": [0.3, 0.6, 0.8], "loss": [2.0, 1.0, 0.5], "learning_rate"
 HISTORY |= {"val_accuracy": [0.2, 0.5, 0.6], "val_loss": [2.1, 1.3, 0.9]}
 NAMES = ["cat", "dog", "sea horse"]
 REFUSED = [
-    (lambda x, y, p: (x[0], y, p), "Expected one or more `images` .number, height"),
+    (lambda x, y, p: (x[0], y, p), "Expected one or more `images` of shape .number, height"),
     (lambda x, y, p: (x[:0], y[:0], p[:0]), "one or more `images`"),
     (lambda x, y, p: (x[..., :2], y, p), "width, 1, 3 or 4"),
     (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),

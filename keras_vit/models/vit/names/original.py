@@ -125,8 +125,8 @@ OPEN_CLIP_TIMM = dataclasses.replace(
 
 ORIGINALS = (DINO, DINOV2_ORIGINAL, DINOV3_ORIGINAL, MAE, IJEPA, EVA02, OPENAI_CLIP, OPEN_CLIP)
 
-# {key pattern: source}. A file has the first of these sources for which the pattern occurs in the keys and the file
-# contains the source's first layer.
+# {key pattern: source}. The source of a file is the first one that meets two conditions: its pattern occurs in the
+# file's keys, and the file contains the source's first layer.
 _BY_KEYS = {
     r"(^|\.)(storage_tokens|rope_embed\.periods)$": DINOV3_ORIGINAL,
     # DINOv2's own files contain the mask token of pre-training. timm's files of DINOv2 do not.
