@@ -16,7 +16,7 @@ NAMES = ["cat", "dog", "sea horse"]
 REFUSED = [
     (lambda x, y, p: (x[0], y, p), "Expected one or more `images` of shape .number, height"),
     (lambda x, y, p: (x[:0], y[:0], p[:0]), "one or more `images`"),
-    (lambda x, y, p: (x[..., :2], y, p), "width, 1, 3 or 4"),
+    (lambda x, y, p: (x[..., :2], y, p), "with 1, 3 or 4 channels"),
     (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),
     (lambda x, y, p: (x, y, p[:, :2]), "`probabilities` of shape"),
     (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: .1, 2, 3, 1"),
