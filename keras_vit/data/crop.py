@@ -1,7 +1,4 @@
 import dataclasses
-import io
-
-import numpy as np
 
 from keras_vit import arguments
 from keras_vit.config import Preprocessing
@@ -42,20 +39,17 @@ class Crop:
             all sides with black by 1/8 of the size, then crop at random, as usual for 32-pixel images. "eval": resize
             and crop as in evaluation; see `Preprocessing`.
         flip: Bool, mirror each image with probability 0.5.
-        channels: Integer. Pictures are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels. The arrays in `.npy`
-            files must have this number of channels.
+        channels: Integer. Images are converted to 1 (grayscale), 3 (RGB) or 4 (RGBA) channels.
         scale: (smallest, largest) share of the area for "pretrain", in (0, 1]; None: (0.05, 1.0).
         resize_size: (height, width) for "finetune"; None: 448 for an image size of 384, 512 for 480, and 8/7 of the
             image size for all other sizes.
         preprocessing: A `keras_vit.Preprocessing`. Random crops use only its `interpolation` and `antialias`.
         max_pixels: Integer, the largest height x width of an image. If the image is a JPEG, height x width x number
             of scans may be up to 16 times this number.
-        arrays: Bool, accept `.npy` files (height, width, channels) too. With kind "eval", resized pictures are rounded
-            to integers only if `arrays` is False.
 
     Call arguments:
-        encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels),
-            with values of 0..255 for pictures.
+        encoded: Scalar string tensor, the bytes of a file. The result is a float32 tensor (height, width, channels) of
+            0..255.
         seed: Integer tensor (2,) for the crop and the flip.
 
     Raises:
@@ -78,15 +72,15 @@ class Crop:
     resize_size: tuple[int, int] | None = None
     preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     max_pixels: int = 50_000_000
-    arrays: bool = False
 
     def __post_init__(self):
         arguments.choice("kind", self.kind, CROPS)
         object.__setattr__(self, "image_size", arguments.pair("image_size", self.image_size))
         resize_size = arguments.optional(arguments.pair, "resize_size", self.resize_size)
         object.__setattr__(self, "resize_size", resize_size)
-        arguments.each(arguments.boolean, flip=self.flip, arrays=self.arrays)
-        arguments.each(arguments.positive_int, channels=self.channels, max_pixels=self.max_pixels)
+        arguments.boolean("flip", self.flip)
+        arguments.choice("channels", self.channels, (1, 3, 4))
+        arguments.positive_int("max_pixels", self.max_pixels)
         arguments.instance("preprocessing", self.preprocessing, Preprocessing)
         scale = (1, 1) if self.scale is None else self.scale
         is_pair = isinstance(scale, (tuple, list)) and len(scale) == 2 and all(map(arguments.is_number, scale))
@@ -103,46 +97,12 @@ class Crop:
         return self.resize(self.decode(encoded, seed), seed)
 
     def decode(self, encoded: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Decodes an image to uint8, or to float32 if `arrays` is True. Fails for broken images.
+        """Decodes an image to uint8. Fails for broken images.
 
         If `kind` is "pretrain", the result is the random crop before resizing.
         """
         encoded, seed = tf.convert_to_tensor(encoded), tf.cast(seed, "int64")
-        if not self.arrays:
-            return self._picture(encoded, seed)
 
-        def array():
-            return self._cut(self._in_python(self._load_array, encoded, "float32"), seed)
-
-        if self.channels not in (1, 3, 4):
-            return array()
-        is_array = tf.strings.substr(encoded, 0, 6) == b"\x93NUMPY"
-        return tf.cond(is_array, array, lambda: tf.cast(self._picture(encoded, seed), "float32"))
-
-    def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
-        """Flips, resizes and crops the result of `decode`. Pass the same seed as to `decode`."""
-        seed = tf.cast(seed, "int64")
-        image = tf.ensure_shape(image, (None, None, self.channels))
-        if self.flip:
-            # Flip before resizing, because uint8 takes a quarter of the memory of float32.
-            mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
-            image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
-        if self.kind == "eval":
-            return EvaluationTransform(tuple(self.image_size), self.preprocessing).in_tensorflow(image)
-        size, interpolation = self.image_size, self.preprocessing.interpolation
-        if self.kind == "finetune":
-            size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
-        image = tf.cast(tf.image.resize(image, size, interpolation, antialias=self.preprocessing.antialias), "float32")
-        if interpolation in ("bicubic", "lanczos3", "lanczos5") and self.channels in (1, 3, 4):
-            # After resizing with these filters, pixels can be outside 0..255.
-            image = tf.clip_by_value(image, 0.0, 255.0)
-        if self.kind == "pad":
-            image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
-        if self.kind in ("finetune", "pad"):
-            image = tf.image.stateless_random_crop(image, (*self.image_size, self.channels), seed)
-        return image
-
-    def _picture(self, encoded, seed):
         def decoded(decode):
             if self.channels != 1:
                 return decode(self.channels)
@@ -171,28 +131,38 @@ class Crop:
                 return upright_in_tensorflow(image, encoded, b"Exif\0\0")
 
         def other():
-            pixels = self._in_python(lambda data: read_pixels(data, self.channels, self.max_pixels), encoded, "uint8")
-            return self._cut(pixels, seed)
+            def read(data):
+                # In a graph, numpy_function passes bytes to the function. In eager mode, it passes an array of bytes.
+                return read_pixels(data if isinstance(data, bytes) else data.item(), self.channels, self.max_pixels)
+
+            pixels = tf.numpy_function(read, [encoded], "uint8")
+            return self._cut(tf.ensure_shape(pixels, (None, None, self.channels)), seed)
 
         is_jpeg = (tf.strings.substr(encoded, 0, 3) == JPEG) & (self.channels != 4)
         return tf.case([(is_jpeg, jpeg), (tf.strings.substr(encoded, 0, len(PNG)) == PNG, png)], default=other)
 
-    def _load_array(self, data):
-        try:
-            array = np.load(io.BytesIO(data), allow_pickle=False)
-        # NumPy raises errors of many types for a damaged header.
-        except Exception as error:
-            raise ValueError(f"Cannot read the array: {error}") from None
-        if array.ndim != 3 or array.shape[-1] != self.channels or not 0 < array.size <= self.max_pixels * self.channels:
-            raise ValueError(f"Expected an array (height, width, {self.channels}). Received: {array.shape}")
-        return array.astype("float32")
-
-    def _in_python(self, function, encoded, dtype):
-        # In a graph, numpy_function passes bytes to the function. In eager mode, it passes an array of bytes.
-        call = tf.numpy_function(
-            lambda data: function(data if isinstance(data, bytes) else data.item()), [encoded], dtype
-        )
-        return tf.ensure_shape(call, (None, None, self.channels))
+    def resize(self, image: "tf.Tensor", seed: "tf.Tensor") -> "tf.Tensor":
+        """Flips, resizes and crops the result of `decode`. Pass the same seed as to `decode`."""
+        seed = tf.cast(seed, "int64")
+        image = tf.ensure_shape(image, (None, None, self.channels))
+        if self.flip:
+            # Flip before resizing, because uint8 takes a quarter of the memory of float32.
+            mirrored = tf.random.stateless_uniform((), seed + 1) < 0.5
+            image = tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
+        if self.kind == "eval":
+            return EvaluationTransform(tuple(self.image_size), self.preprocessing).in_tensorflow(image)
+        size, interpolation = self.image_size, self.preprocessing.interpolation
+        if self.kind == "finetune":
+            size = self.resize_size or tuple(RESIZE.get(side, side * 8 // 7) for side in size)
+        image = tf.cast(tf.image.resize(image, size, interpolation, antialias=self.preprocessing.antialias), "float32")
+        if interpolation in ("bicubic", "lanczos3", "lanczos5"):
+            # After resizing with these filters, pixels can be outside 0..255.
+            image = tf.clip_by_value(image, 0.0, 255.0)
+        if self.kind == "pad":
+            image = tf.pad(image, [[side // 8, side // 8] for side in self.image_size] + [[0, 0]])
+        if self.kind in ("finetune", "pad"):
+            image = tf.image.stateless_random_crop(image, (*self.image_size, self.channels), seed)
+        return image
 
     def _checked_size(self, header, encoded):
         """Returns an image's (height, width), which the function `header` reads. Fails if the image is too large."""

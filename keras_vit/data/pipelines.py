@@ -210,7 +210,7 @@ def pipeline(
     inputs = input_options(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
     record = inputs["preprocessing"]
     image_size = arguments.pair("image_size", inputs["image_size"])
-    channels = arguments.positive_int("channels", inputs["channels"])
+    channels = arguments.choice("channels", inputs["channels"], (1, 3, 4))
     record.check_channels(channels)
     augmented = augmentation(augment)
     policy = augmented.policy
@@ -238,14 +238,13 @@ def pipeline(
             f"num_shards={num_shards}",
         ),
         (policy.randaugment and channels != 3, "RGB images for a policy with RandAugment", f"channels={channels}"),
-        (channels not in (1, 3, 4) and not source.arrays, "1, 3 or 4 `channels`; npy files may have others", channels),
     ):
         if wrong:
             raise ValueError(f"Expected {expected}. Received: {received}")
     kind = ("pretrain" if training else "eval") if crop is None else arguments.choice("crop", crop, CROPS)
     flip = bool(training) if flip is None else flip
     resize_size = arguments.optional(arguments.pair, "resize_size", resize_size)
-    cut = Crop(image_size, kind, flip, channels, scale, resize_size, record, max_pixels, source.arrays)
+    cut = Crop(image_size, kind, flip, channels, scale, resize_size, record, max_pixels)
     parallel = tf.data.AUTOTUNE if num_parallel_calls is None else num_parallel_calls
 
     def build():

@@ -45,7 +45,6 @@ class Source:
             per class; "float": regression targets; None: no labels.
         class_names: The class names in label order. If this is empty, the class numbers are the names.
         num_classes: Integer, the number of classes. If `labels` is "float", the number of regression targets.
-        arrays: Bool, True if some files are `.npy` files.
     """
 
     records: "tf.data.Dataset"
@@ -54,14 +53,13 @@ class Source:
     labels: str | None
     class_names: tuple[str, ...]
     num_classes: int
-    arrays: bool = False
 
     def __post_init__(self):
         if not hasattr(self.records, "element_spec"):
             raise arguments.invalid("records", "a tf.data.Dataset", self.records)
         arguments.positive_int("num_images", self.num_images)
         arguments.non_negative_int("num_classes", self.num_classes)
-        arguments.each(arguments.boolean, files=self.files, arrays=self.arrays)
+        arguments.boolean("files", self.files)
         arguments.choice("labels", self.labels, ("int", "soft", "multi_hot", "float", None))
         names = [str(name) for name in arguments.several("class_names", self.class_names)]
         if not names and self.labels in ("int", "soft", "multi_hot"):
@@ -89,5 +87,4 @@ def file_source(files, labels, kind, class_names, num_classes, weights=None):
     if weights is not None:
         records["weight"] = np.array(weights, "float32")
     records = tf.data.Dataset.from_tensor_slices(records)
-    arrays = any(file.endswith(".npy") for file in files)
-    return Source(records, len(files), True, kind, tuple(class_names), num_classes, arrays)
+    return Source(records, len(files), True, kind, tuple(class_names), num_classes)

@@ -77,7 +77,7 @@ class EvaluationTransform:
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 
     def in_numpy(self, image):
-        """Transforms a NumPy array, (height, width, channels), to float32 (*image_size, channels)."""
+        """Transforms a uint8 array, (height, width, channels), to float32 (*image_size, channels)."""
         new, start = self.plan(np.array(image.shape[:2], "int64"))
         if self.preprocessing.interpolation == "nearest":
             for axis in (0, 1):
@@ -85,27 +85,25 @@ class EvaluationTransform:
                 places = ((places + 0.5) * image.shape[axis] / new[axis]).astype("int64")
                 image = np.take(image, np.clip(places, 0, image.shape[axis] - 1), axis=axis)
             return self._padded(image.astype("float32"), new, start, np)
-        of_bytes = image.dtype == np.uint8
         for axis in (1, 0):
             weights = self._weights(image.shape[axis], new[axis], start[axis], self.image_size[axis])
             image = _weighted(image, *weights, axis)
             # Pillow rounds to integers after it has resized each axis.
-            if of_bytes and self.preprocessing.antialias:
+            if self.preprocessing.antialias:
                 image = np.clip(np.round(image), 0, 255)
-        return self._padded(self._clipped(image, of_bytes, np), new, start, np)
+        return self._padded(np.clip(image, 0.0, 255.0), new, start, np)
 
     def in_tensorflow(self, image):
-        """Transforms a tensor (height, width, channels) to float32 (*image_size, channels)."""
+        """Transforms a uint8 tensor (height, width, channels) to float32 (*image_size, channels)."""
         import tensorflow as tf
 
         height, width = self.image_size
         interpolation, antialias = self.preprocessing.interpolation, self.preprocessing.antialias
-        of_bytes, shape = image.dtype == tf.uint8, tf.shape(image, "int64")[:2]
+        shape = tf.shape(image, "int64")[:2]
         whole = self.preprocessing.resize_mode == "squash" and self.preprocessing.crop_fraction == 1
         if whole and interpolation in ("bilinear", "bicubic") and not antialias:
             # The official code uses `tf.image.resize` in this case.
-            image = tf.image.resize(image, self.image_size, interpolation)
-            return self._clipped(tf.cast(image, "float32"), of_bytes, tf)
+            return tf.clip_by_value(tf.image.resize(image, self.image_size, interpolation), 0.0, 255.0)
         new, start = self.plan(shape, tf)
         # Compute only the crop. The whole resized image may be huge: 1 x 16,384 pixels become 224 x 3.7 million pixels.
         scale = tf.cast(new, "float64") / tf.cast(shape, "float64")
@@ -127,22 +125,15 @@ class EvaluationTransform:
                 antialias=antialias,
             )[0]
 
-        if of_bytes and antialias:
+        if antialias:
             for axis in (1, 0):
                 along = tf.constant([axis == 0, axis == 1])
                 size = tf.where(along, [height, width], tf.shape(image)[:2])
                 image = resized(image, size, tf.where(along, scale, 1.0), tf.where(along, move, 0.0))
                 image = tf.clip_by_value(tf.round(image), 0.0, 255.0)
         else:
-            image = self._clipped(resized(image, [height, width], scale, move), of_bytes, tf)
+            image = tf.clip_by_value(resized(image, [height, width], scale, move), 0.0, 255.0)
         return self._padded(tf.ensure_shape(image, (height, width, None)), new, start, tf)
-
-    def _clipped(self, image, of_bytes, xp):
-        """Clips images of 1, 3 or 4 channels to [0, 255]. Clips float images only if the kernel can overshoot."""
-        if not of_bytes and self.preprocessing.interpolation not in ("bicubic", "lanczos3", "lanczos5"):
-            return image
-        clip = np.clip if xp is np else xp.clip_by_value
-        return clip(image, 0.0, 255.0) if image.shape[-1] in (1, 3, 4) else image
 
     def _padded(self, image, new, start, xp):
         if self.preprocessing.resize_mode != "pad":

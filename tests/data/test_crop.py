@@ -74,25 +74,18 @@ def test_flip_mirrors_half_of_images():
     assert 12 < sum(flipped) < 38
 
 
-def _npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 GRAY = picture(9, (20, 20, 1))
 ENCODINGS = {
     "gray jpeg": tf.io.encode_jpeg(GRAY),
     "gray png": tf.io.encode_png(GRAY),
     "rgba png": tf.io.encode_png(np.dstack([picture(9, (20, 20, 3)), np.full((20, 20), 255, "uint8")])),
     "16 bit png": tf.io.encode_png(GRAY.astype("uint16") * 256),
-    "npy": _npy(picture(9, (20, 20, 3))),
 }
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_each_encoding_becomes_rgb(name):
-    image = Crop((8, 8), "eval", arrays=True)(ENCODINGS[name], (0, 1))
+    image = Crop((8, 8), "eval")(ENCODINGS[name], (0, 1))
     assert image.shape == (8, 8, 3) and float(tf.reduce_min(image)) >= 0 and 5 < float(tf.reduce_max(image)) < 60
 
 
@@ -103,12 +96,6 @@ def test_cmyk_jpeg_becomes_gray(kind):
     for encoded in (file.getvalue(), file.getvalue() + b"\0"):
         image = Crop((8, 8), kind, channels=1)(encoded, (0, 1))
         assert image.shape == (8, 8, 1) and abs(float(tf.reduce_max(image)) - 215) < 2
-
-
-def test_npy_array_of_13_channels():
-    array = np.random.default_rng(0).normal(size=(12, 10, 13)).astype("float32")
-    image = Crop((6, 5), "eval", channels=13, arrays=True)(_npy(array), (0, 1))
-    np.testing.assert_allclose(image, tf.image.resize(array, (6, 5)), atol=1e-5)
 
 
 JPEG = jpeg(3)
@@ -125,17 +112,13 @@ BROKEN = {
     "webp chunk of 2 GB": hostile_images.long_parts()["WebP, chunk of 2 GB"],
     "png of few rows": hostile_images.png(16, 16, rows=15),
     "gif frame beyond its screen": hostile_images.gif(1, (8, 8), (400, 400)),
-    "array of other channels": _npy(np.zeros((5, 5, 2))),
-    "pickle": _npy(np.array([[[{}]]], object)),
-    "empty array": _npy(np.zeros((0, 5, 3))),
-    "truncated array": _npy(np.zeros((5, 5, 3)))[:-10],
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_image_raises(name):
     for kind, seeds in (("pretrain", 3), ("eval", 1)):
-        crop = Crop((8, 8), kind, arrays=True, max_pixels=64 * 64)
+        crop = Crop((8, 8), kind, max_pixels=64 * 64)
         for seed in range(seeds):
             with pytest.raises((tf.errors.OpError, ValueError, OSError)):
                 crop(BROKEN[name], (seed, 1))

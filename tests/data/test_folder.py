@@ -76,23 +76,6 @@ def test_validation_folder_without_a_class_keeps_labels(folder, tmp_path):
     refuses(r"There is none for: \['clas3'\]", from_directory, tmp_path, class_names=["class0", "clas3"], image_size=8)
 
 
-def test_npy_arrays_and_broken_arrays(tmp_path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            np.save(tmp_path / name / f"{i}.npy", np.full((9, 9, 5), i, "uint16"))
-    images, _ = next(iter(from_directory(tmp_path, channels=5, image_size=8, normalize=False, batch_size=4)))
-    assert images.shape == (4, 8, 8, 5)
-    np.save(tmp_path / "a" / "2.npy", np.zeros((9, 9, 4)))
-    # The header ends within the shape.
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (64,".ljust(118)
-    (tmp_path / "b" / "2.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    data = from_directory(tmp_path, channels=5, image_size=8, batch_size=8, training=False)
-    assert sum(len(images) for images, _ in data) == 4
-    assert data.broken[str(tmp_path / "a" / "2.npy")] == "Expected an array (height, width, 5). Received: (9, 9, 4)"
-    assert data.broken[str(tmp_path / "b" / "2.npy")].startswith("Cannot read the array")
-
-
 @pytest.fixture(scope="module")
 def ten_broken(tmp_path_factory):
     """A folder of 200 images, and the paths of ten of them that are broken in as many ways.
