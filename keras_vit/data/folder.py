@@ -111,10 +111,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
 
 
 def validation_options(options):
-    """Returns the options for validation images. If `options` contains `training`, all options apply to these images.
-
-    If `augment` mixes or smooths labels, the validation images have one-hot labels too.
-    """
+    """Returns the options for validation images: without `TRAINING`, unless `options` contains `training`."""
     if "training" in options:
         return options
     labels = options.get("labels") or ("one_hot" if augmentation(options.get("augment")).mixes else None)
@@ -153,10 +150,9 @@ def _class_folders(path, class_names, may_lack):
 
 
 def _unlabelled(path, share):
-    """Returns the files of a folder without labels as one group. To hold out a share, returns a group for each class.
+    """Returns the files of a folder as one group. To hold out a share, returns a group for each class.
 
-    The same images are then held out with and without labels, so that no model is pretrained on test images. Files
-    outside the folders of the classes are the last group, None.
+    The same images are then held out with and without labels. Files outside of classes are the last group, None.
     """
     files = image_files_in(path)
     groups = {name: image_files_in(path / name) for name in folders_in(path)} if share else {}

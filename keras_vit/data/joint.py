@@ -169,10 +169,7 @@ def _check_parts(name, data, parts):
 
 
 def _zipped(join, *parts):
-    """Joins datasets batch by batch with the function `join`.
-
-    Calling `set_epoch` on the result sets the epoch of all joined datasets.
-    """
+    """Joins datasets batch by batch with `join`. `set_epoch` of the result sets the epoch of all datasets."""
     data = tf.data.Dataset.zip(*parts).map(tf.autograph.experimental.do_not_convert(join))
     setters = [part.set_epoch for part in parts if hasattr(part, "set_epoch")]
     if setters:

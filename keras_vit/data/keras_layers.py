@@ -55,10 +55,7 @@ def seeded(layer, inputs):
 
 
 def unchecked(layer, name="keras's layer"):
-    """Does the same as `seeded`, but for inputs of any shape and without checking what the layer computes.
-
-    `name` is the layer's name in errors.
-    """
+    """Does the same as `seeded` for inputs of any shape, without checks. `name` is the layer's name in errors."""
     draws = _Draws()
     layer = _replaced(layer, draws, name)
 
@@ -105,10 +102,7 @@ class _Draws:
 
 
 class _Seeds(keras.random.SeedGenerator):
-    """A Keras seed generator that takes its seeds from a `_Draws`.
-
-    The seeds do not depend on the order of threads, and a resumed run has the same seeds.
-    """
+    """A Keras seed generator whose seeds come from a `_Draws`, so they do not depend on the order of threads."""
 
     def __init__(self, draws):
         # Do not call `super().__init__`, which would create a variable for the state.

@@ -62,10 +62,7 @@ def solarize_add(image, addition):
 
 
 def sharpness(image, factor, rounding):
-    """Blends a smoothed image (factor 0) and the image (factor 1). The border pixels are not smoothed.
-
-    `rounding` is added to the smoothed values before their fractions are cut off, so 0.5 rounds to the nearest integer.
-    """
+    """Blends a smoothed image (factor 0) and the image (factor 1), and keeps the border. `rounding` is 0.5 or 0."""
     height, width = size(image)
     pixels = tf.cast(image, "float32")
     # This sum takes half of the time of a 3 x 3 convolution with the weights 1/13 (5/13 in the middle), and has exactly
@@ -95,10 +92,7 @@ def official_contrast(image, factor):
 
 
 def official_warp(image, matrix):
-    """Returns an image whose pixel (x, y) is the pixel of `image` nearest to (ax + by + c, dx + ey + f).
-
-    `matrix` is (a, b, c, d, e, f).
-    """
+    """Takes the nearest pixel at (ax + by + c, dx + ey + f) for each (x, y); `matrix` is (a, b, c, d, e, f)."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.cast([[*matrix, 0, 0]], "float32"),
@@ -140,11 +134,7 @@ def filled(inside, warped):
 
 
 def source(place, length):
-    """Returns (is inside, index, distance) of a position `place` in a line of `length` pixels.
-
-    The index is the number of the second of the four pixels nearest to `place`. The distance is `place` minus the
-    center of this second pixel.
-    """
+    """Returns if a `place` is in the line, the index of the second of its four pixels, and its distance from it."""
     start = tf.floor(place - 0.5)
     return (
         (place >= 0) & (place < tf.cast(length, "float64")),
@@ -159,10 +149,7 @@ def centers(length):
 
 
 def timm_warp(image, x_row, y_row):
-    """Returns an image whose pixel (x, y) is interpolated from `image` at (ax + by + c, dx + ey + f), bicubically.
-
-    `x_row` is (a, b, c), and `y_row` is (d, e, f).
-    """
+    """Interpolates bicubically at (ax + by + c, dx + ey + f) for each (x, y), with the rows (a, b, c) and (d, e, f)."""
     height, width = size(image)
     x, y = centers(width)[None], centers(height)[:, None]
     inside_x, column, across = source(x_row[0] * x + x_row[1] * y + x_row[2], width)
@@ -180,10 +167,7 @@ def timm_warp(image, x_row, y_row):
 
 
 def timm_shift(image, shear, offset):
-    """Returns the same image as `timm_warp` with the positions (x + shear * y + offset, y).
-
-    `timm_shift` takes a third of the time of `timm_warp`, because it shifts whole lines.
-    """
+    """Does the same as `timm_warp` at (x + shear * y + offset, y), in a third of the time by shifting lines."""
     height, width = size(image)
     first = 0.5 + shear * centers(height) + offset
     inside, _, _ = source(first[:, None] - 0.5 + centers(width), width)

@@ -35,11 +35,7 @@ def refuse_removed(removed, preprocessing):
 
 
 def input_options(preprocessing, **given):
-    """Returns a dict of image_size, channels, normalize and preprocessing.
-
-    `given` contains the user's values. If one of them is None, it is replaced by the model's value if `preprocessing`
-    is a model, and by a default if `preprocessing` is not a model.
-    """
+    """Returns image_size, channels, normalize and preprocessing: as given, else the model's, else the defaults."""
     found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
     if preprocessing is None:
         found["preprocessing"] = Preprocessing()

@@ -14,10 +14,7 @@ _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
 class RandomErasing:
-    """Fills a random rectangle of some images with normal noise, as timm does for DeiT (mode="pixel").
-
-    Reference: arXiv 1708.04896; `random_erasing.py` of timm.
-    """
+    """Fills a random rectangle of some images with noise, as timm does for DeiT (arXiv 1708.04896)."""
 
     # Do not use keras.layers.RandomErasing. It draws noise for the whole image, which would take half of the pipeline's
     # time.

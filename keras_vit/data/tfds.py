@@ -21,10 +21,7 @@ class Task:
     gain: int = 1  # the factor that scales pixel values to 0..255
 
     def split(self, name: str, counts: Mapping[str, int]) -> str:
-        """Returns the TFDS split for `name`: "train800", "val200", "train800val200" or "test".
-
-        `counts` are the sizes of the TFDS splits.
-        """
+        """Returns the TFDS split for a name such as "train800". `counts` are the sizes of the TFDS splits."""
         if isinstance(self.validation, int):
             start = self.validation * counts["train"] // 100
             validation = f"train[{start}:{start + 200}]"

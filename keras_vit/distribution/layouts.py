@@ -214,11 +214,7 @@ def fsdp(
 
 
 class Split(NamedTuple):
-    """The split of each batch over devices and processes.
-
-    Each batch is split into `parts`, one for each copy of the model. The dataset is divided into `num_shards` shards,
-    and this process reads only the shard with the index `shard_index`.
-    """
+    """The parts of each batch, one per copy of the model, and the shard of the data that this process reads."""
 
     parts: int = 1
     num_shards: int = 1

@@ -114,11 +114,7 @@ def check_synchronized(model):
 
 
 def spread_seeds(model):
-    """Gives each PyTorch process different random seeds, which are computed from the random states of process 0.
-
-    Process 0 keeps its states, so it generates the same random numbers as a run in one process. All processes must call
-    this function.
-    """
+    """Gives the PyTorch processes after process 0 seeds that depend on its random states. All must call it."""
     if not torch_group():
         return
     import torch

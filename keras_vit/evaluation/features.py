@@ -58,11 +58,7 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the position of each of the data's class `names` in the list `onto`, or None if labels need no change.
-
-    `onto` are the class names of the model or of the training data. `owner` is "the model" or "the training data", for
-    the error message.
-    """
+    """Returns the positions in `onto`, the classes of `owner`, of the data's class `names`, or None if labels stay."""
     # If one of the two lists is unknown, or contains only numbers, the labels are class indices.
     if not arguments.names_differ(names, onto):
         return None
@@ -119,10 +115,7 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Returns (train features, train labels, test features, test labels), after checking their shapes and values.
-
-    If `model` is None, `train` and `test` are (features, labels).
-    """
+    """Returns checked train features and labels, then test features and labels. If `model` is None, they are given."""
     if model is None and layer is not None:
         raise invalid("layer", "None, since `model` is None", repr(layer))
     names = (getattr(data, "class_names", None) for data in (test, train))
@@ -164,10 +157,7 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
 
 
 def outputs_and_classes(model, data, batch_size, verbose):
-    """Does the same as `outputs_and_labels`, and converts the labels to class indices of the model.
-
-    Classes are matched by name if the data and the model have class names, else by position.
-    """
+    """Does the same as `outputs_and_labels`, with the labels as class indices of the model."""
     order = class_order(getattr(data, "class_names", None), fitting_class_names(model), "the model")
     outputs, labels = outputs_and_labels(model, data, batch_size, verbose)
     return outputs, in_order(labels, order)

@@ -134,10 +134,7 @@ def _in_child(fmt, model, path, batches, settings, custom_module):
 
 
 def write_and_run(model, name, path, settings, file):
-    """Exports a model in the child process, and returns the number of outputs per batch.
-
-    `file` is an .npz file with the batches. The function replaces the batches in the file by the outputs of the export.
-    """
+    """Exports in the child process, writes the outputs to the .npz `file`, and returns their numbers."""
     with np.load(file) as arrays:
         batches = [arrays[key] for key in arrays.files]
     reduced = with_precision(model, settings["precision"])

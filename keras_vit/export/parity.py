@@ -31,10 +31,7 @@ def summary(report: dict) -> str:
 
 
 def probes(model: keras.Model) -> list[np.ndarray]:
-    """Returns random batches of 2, 1 and 3 images in the model's input range.
-
-    If the model takes any image size, the size differs between the batches.
-    """
+    """Returns random batches of 2, 1 and 3 images in the model's input range, of several sizes if it takes any size."""
     inputs = getattr(model, "inputs", None)
     if not inputs or len(inputs) != 1:
         received = f"model {getattr(model, 'name', model)!r} with {len(inputs or [])} inputs"
@@ -113,11 +110,7 @@ def check_finite(model, outputs=()):
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if `difference` is above `tolerance` x max(1, largest output).
-
-    If `tolerance` is None, the function chooses a tolerance by the model's dtypes and device. `export` describes the
-    export in the error.
-    """
+    """Raises `ParityError` if `difference` is above `tolerance` (None: by dtype, device) x max(1, largest output)."""
     if tolerance is None:
         # On PyTorch, a correct export of a B/16 that computes in bfloat16 differed by 1.2e-2. GPUs may compute float32
         # with fewer bits.
@@ -138,10 +131,7 @@ STATIC = "int8_static"
 
 
 def with_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Returns a copy of a model with weights rounded to a float precision, or with int8 kernels in dense layers.
-
-    If the precision is float32 or int8_static, the model itself is returned.
-    """
+    """Returns a copy with rounded weights or int8 dense kernels; the model itself for float32 and int8_static."""
     if precision in ("float32", STATIC):
         return model
     copy = keras.models.clone_model(model)
@@ -170,11 +160,7 @@ def _rounded(weight, precision):
 
 
 def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
-    """Casts a float32 constant to a lower precision.
-
-    Returns None if the cast would change a value, if the constant has fewer than 64 values or is not float32, or if the
-    precision is float32.
-    """
+    """Casts a float32 constant of 64 or more values to a lower precision; returns None if this would change a value."""
     if precision == "float32" or array.dtype != np.float32 or array.size < 64:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -183,13 +169,7 @@ def stored(array: np.ndarray, precision: str) -> np.ndarray | None:
 
 
 def accuracy_change(before: np.ndarray, after: np.ndarray, labels: np.ndarray | None = None) -> dict:
-    """Compares the outputs before and after an export, (batch, ..., num_classes), for the same images.
-
-    Returns:
-        A dict: `num_images`, `largest` and `mean` (the largest and mean absolute change) and `same_top1` (the number of
-        images whose top-1 class stays the same; None if the model has one output). With `labels`, ints (batch,), the
-        dict also contains the accuracies `before` and `after` the export, in [0, 1].
-    """
+    """Returns how the first output and the accuracy changed; `export.onnx` describes this dict as `change`."""
     difference = np.abs(np.asarray(after, "float64") - before)
     ours, theirs = (y.reshape(len(y), -1).argmax(-1) for y in (before, after))
     change = {"num_images": len(ours), "largest": float(difference.max()), "mean": float(difference.mean())}

@@ -188,10 +188,7 @@ def _names_of_outputs(model, attention):
 
 
 def _scaling_constants(model, normalization):
-    """Returns the settings of the layer that scales images.
-
-    This is the layer `normalization`. If it is None, the `normalization` layer of the model is used.
-    """
+    """Returns the settings of the layer that scales images: `normalization`, or else the model's own layer."""
     if normalization is None:
         layer = "keras_vit.layers.ImageNormalization(keras_vit.Preprocessing(...))"
         advice = f"Pass the layer that scales images: normalization={layer}"

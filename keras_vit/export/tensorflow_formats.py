@@ -19,10 +19,7 @@ WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
 def write_plain(model, folder, names):
-    """Writes a SavedModel with one signature.
-
-    It leaves out image decoders and input limits, because converters cannot read these.
-    """
+    """Writes a SavedModel of one signature without image decoders and input limits, which converters cannot read."""
     import tensorflow as tf
 
     def serve(images):
@@ -193,10 +190,7 @@ def run_openvino(path, batches, settings):
 
 
 def calibrate_openvino(path, batches):
-    """Quantizes the weights and activations in OpenVINO's files to int8.
-
-    The ranges of the activations are measured on the images. Dense layers whose input has outliers stay in float.
-    """
+    """Quantizes weights and activations to int8 by the ranges on images; layers with outliers stay in float."""
     # NNCF reports its use to Intel unless this variable is set before the import.
     os.environ.setdefault("NNCF_CI", "1")
     import nncf
@@ -230,10 +224,7 @@ def calibrate_openvino(path, batches):
 
 
 def _with_outliers(model, images):
-    """Returns the names of the dense layers' matrix products whose input has outliers (see `_OUTLIER`).
-
-    Trained ViTs have such inputs in the MLPs of some blocks (arXiv 2402.17762).
-    """
+    """Returns the names of the matrix products whose input has outliers, as in trained ViTs (arXiv 2402.17762)."""
     import openvino
     from openvino import opset13
 
@@ -261,10 +252,7 @@ def _compiled(model):
 
 
 def _shrink(converted, precision):
-    """Stores each float32 constant of a model in a precision, if this does not change the constant's values.
-
-    OpenVINO's own compression is not used, because it would also round epsilons.
-    """
+    """Stores float32 constants in a precision that keeps their values. OpenVINO's compression would round epsilons."""
     import openvino
     from openvino import opset13
 

@@ -55,10 +55,7 @@ def torch_module(model: keras.Model):
 
 
 def write_torch_export(model, path, settings):
-    """Writes an exported program.
-
-    If the precision is float16 or bfloat16, a weight is stored in it unless this would change the weight's values.
-    """
+    """Writes an exported program, with weights in the precision if this does not change their values."""
     import torch
 
     precision = settings["precision"]
@@ -76,10 +73,7 @@ def run_torch_export(path, batches, settings):
 
 
 def write_onnx(model, path, settings):
-    """Writes an ONNX file.
-
-    If the precision is float16 or bfloat16, a weight is stored in it unless this would change the weight's values.
-    """
+    """Writes an ONNX file, with weights in float16 or bfloat16 if this does not change their values."""
     import torch
 
     options = {"input_names": ["images"], "output_names": settings["names"], "verbose": False}
@@ -102,10 +96,7 @@ def run_onnx(path, batches, settings):
 
 
 def _traced(model, precision):
-    """Returns a `torch.export.ExportedProgram` that maps images to a tuple of outputs.
-
-    Axes of the input that have no fixed length stay dynamic.
-    """
+    """Returns a `torch.export.ExportedProgram` that maps images to a tuple. Axes of any length stay dynamic."""
     import torch
 
     class Program(torch.nn.Module):
@@ -144,10 +135,7 @@ def _traced(model, precision):
 
 
 def _shrink(model, precision):
-    """Stores each constant of an ONNX model in a precision, if this does not change the constant's values.
-
-    A Cast operation converts each of these constants back to float32 when the model runs.
-    """
+    """Stores each constant of an ONNX model in a precision, with a Cast back, if this does not change its values."""
     import onnx_ir as ir
 
     dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]

@@ -36,10 +36,7 @@ class EvaluationTransform:
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
     def plan(self, size, xp=np):
-        """Returns the (height, width) to resize an image to, and the crop's (top, left), which is negative for padding.
-
-        `size` is the image's (height, width), as integers. `xp` is the module NumPy or TensorFlow.
-        """
+        """Returns the (height, width) to resize an image of `size` to, and the crop's (top, left), below 0 to pad."""
         height, width = size[0], size[1]
         rows, columns = map(np.int64, self.resized)
         mode, square = self.preprocessing.resize_mode, self.image_size[0] == self.image_size[1]
@@ -63,10 +60,7 @@ class EvaluationTransform:
         return new, xp.where(margin < 0, -(-margin // 2), (margin + odd) // 2)
 
     def seen(self, size, xp=np):
-        """Returns the crop's upper left and lower right corners, (y, x), as fractions of the image's height and width.
-
-        `size` is as in `plan`. With padding, the corners are outside the image.
-        """
+        """Returns the crop's two corners, (y, x), as fractions of the image's sides; outside of 0 to 1 with padding."""
         new, start = self.plan(size, xp)
         return xp.stack([start / new, (start + np.array(self.image_size, "int64")) / new])
 
@@ -145,11 +139,7 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """Returns two arrays, each with one row for each of `size` new pixels.
-
-        The first array contains the index of the first source pixel. The second array contains the weights of this
-        pixel and of the pixels after it.
-        """
+        """Returns the first source pixel of each of `size` new pixels, and the weights of this and the next ones."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0

@@ -40,10 +40,7 @@ _FLIPPED, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
 def visible_files(folder: Path, above: tuple = ()) -> list[Path]:
-    """Returns the sorted files in a folder and its subfolders, without hidden ones; [] if there is no such folder.
-
-    Links to folders are followed, except for links to the folders that contain them, which are `above`.
-    """
+    """Returns the sorted visible files below a folder, or []; follows links, but not to the folders `above`."""
     files, real = [], folder.resolve()
     for path in folder.iterdir() if folder.is_dir() and real not in above else ():
         if not path.name.startswith("."):

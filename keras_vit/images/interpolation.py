@@ -74,10 +74,7 @@ def _antialiased(kernel):
 
 
 def _geometric(old, new, xp):
-    """Resizes relative-position biases as BEiT does: linearly between old offsets whose gaps grow geometrically.
-
-    `old`, the number of old offsets, must be odd.
-    """
+    """Resizes relative-position biases as BEiT does: linearly between old offsets whose gaps grow geometrically."""
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]

@@ -121,10 +121,7 @@ def empty(cell):
 
 
 def fail(expected, lines, bad, error=ValueError):
-    """Raises an error that lists the rows in `bad`, a list of (row index from 0, received value).
-
-    Raises no error if `bad` is empty.
-    """
+    """Raises an error that lists the rows in `bad`, a list of (row index from 0, received value), if there are any."""
     if bad:
         what, numbers = lines
         shown = "; ".join(f"{what} {numbers[i]}: {received}" for i, received in bad[:10])

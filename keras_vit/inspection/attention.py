@@ -74,10 +74,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _distances_and_counts(call, layout):
-    """Returns, for each head, the sum of the distances of all queries, and the number of queries that have a distance.
-
-    The distance of a query is its mean attention distance in pixels. A query that attends to no patch has none.
-    """
+    """Returns, per head, the sum of the distances in pixels, and the number of queries with a distance."""
     tops, lefts = (np.indices(layout.grid_size).reshape(2, -1).T * layout.patch_size).T.astype("float32")
     distances = np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
     scores = to_numpy(attention_weights(*call))[:, :, layout.num_prefix_tokens :, layout.num_prefix_tokens :]
@@ -133,10 +130,7 @@ def attention_rollout(
 
 
 def discard_smallest(matrices, ratio):
-    """Returns a copy of `matrices`, (batch, rows, columns), in which the smallest values of each matrix are set to 0.
-
-    `ratio` is the fraction of values that are set to 0.
-    """
+    """Returns a copy of `matrices`, (batch, rows, columns), with the smallest `ratio` of each matrix set to 0."""
     flat = matrices.reshape(len(matrices), -1).copy()
     count = int(flat.shape[1] * ratio)
     if count:

@@ -205,10 +205,7 @@ def plot_token_attention(image, attention, path: str | os.PathLike | None = None
 
 
 def _heat(image, maps, kind):
-    """Draws one panel for each of the `maps`, (number, rows, columns), and returns the figure and its panels.
-
-    A panel shows the image in grey, with the map over it.
-    """
+    """Draws each of the `maps`, (number, rows, columns), over the image in grey; returns the figure and its panels."""
     images, _ = images_and_attention(shaped("image", image, "height, width, channels")[None], maps[:1])
     height, width = images.shape[1:3]
     across = min(len(maps), 6 if len(maps) > 4 else 4)

@@ -90,10 +90,7 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot `classes`, (batch, num_classes). If `classes` is None, uses the top-1 class of each image.
-
-    `outputs` is the list of the model's outputs.
-    """
+    """Returns one-hot `classes`, (batch, num_classes), or the top-1 classes of the model's `outputs` if None."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -171,10 +168,7 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
 
 
 def _source(model, name):
-    """Returns the layer whose output is the feature map of `grad_cam`.
-
-    This is the layer called `name`. If `name` is None, it is the layer before the last GlobalAveragePooling2D.
-    """
+    """Returns the layer called `name`, or for None the layer before the last GlobalAveragePooling2D."""
     if name is not None:
         found = [layer for layer in sublayers(model, keras.Layer) if layer.name == name]
         if len(found) != 1:

@@ -49,12 +49,7 @@ def batches(model, inputs, batch_size) -> list:
 
 
 def collect(name, value, depth, parts, compute):
-    """Calls `compute(batch, indices)` for each batch in `parts`, and concatenates the arrays that it returns.
-
-    `value` is an index below `depth`, a list of indices, or None for all indices. The user passed it as the argument
-    `name`. `compute` returns one array per index. The result is one array if `value` is an int, else a list with one
-    array per index.
-    """
+    """Calls `compute(batch, indices)` for each batch in `parts`, and joins the array of each index over the batches."""
     chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
         raise arguments.invalid(name, f"None, or integers below {depth}, the model's depth", value)
@@ -64,11 +59,7 @@ def collect(name, value, depth, parts, compute):
 
 
 def shaped(name, value, axes):
-    """Returns `value` as a float32 array. Raises ValueError if it is empty or does not have the shape `axes`.
-
-    `axes` contains the names of the axes, such as "num_heads, num_tokens, num_tokens". Axes with the same name must
-    have the same length.
-    """
+    """Returns `value` as a non-empty float32 array with the named `axes`. Axes of one name have one length."""
     array, names, sides = real_array(name, value).astype("float32"), axes.split(", "), {}
     same = all(sides.setdefault(axis, side) == side for axis, side in zip(names, array.shape, strict=False))
     if array.ndim != len(names) or not array.size or not same:

@@ -118,10 +118,7 @@ def gives_classes(model):
 
 
 def outputs_named(model):
-    """Returns (id, name) for each class or regression target.
-
-    The names are the model's class names, or ImageNet's names for 1000 classes, or indices.
-    """
+    """Returns (id, name) for each output: the model's class names, ImageNet's for 1000 classes, or indices."""
     num_classes = _only_output(model).shape[1]
     if names := fitting_class_names(model):
         return [(str(i), name) for i, name in enumerate(names)]
@@ -183,10 +180,7 @@ def prediction_activation(model):
 
 
 def final_activation(model):
-    """Returns the activation that produces the predictions, or None for regression.
-
-    The activation may be part of the model or be applied to its outputs.
-    """
+    """Returns the activation in the model or after it that gives the predictions, or None for regression."""
     regression = postprocess_kind(model) is None
     return output_activation(model) or (None if regression else activation_behind(_only_output(model)))
 

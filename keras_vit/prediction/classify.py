@@ -85,10 +85,7 @@ def classify(
 
 
 def predict_paths(model, paths, *, tta=None, broken="raise", batch_size=32, verbose=0):
-    """Returns a model's probabilities, or a regression model's outputs, for image files: float32 (num_images, outputs).
-
-    `tta` is as in `keras_vit.evaluation.predict`. With broken="skip", unreadable files get NaN and a warning.
-    """
+    """Returns a model's predictions for image files, float32. With broken="skip", unreadable files get NaN."""
     arguments.choice("broken", broken, ("raise", "skip"))
     arguments.positive_int("batch_size", batch_size)
     arguments.choice("tta", tta, TTA)

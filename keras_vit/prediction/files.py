@@ -152,11 +152,7 @@ def _paths_in_table(table, column):
 
 
 def table_columns(weights):
-    """Returns the names of the path column and the label column in the table that a run was trained on.
-
-    The function reads results.json in `weights`, the folder of the run. It returns None if the names are unknown, or
-    if the images of the table may have several labels.
-    """
+    """Returns the names of the path and label columns in the results.json of a run's folder, or None if unknown."""
     try:
         results = json.loads(Path(weights, "results.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -167,10 +163,7 @@ def table_columns(weights):
 
 
 def write_csv(path, header, names, predictions, escape_formulas=False):
-    """Writes the results of `classify` as a CSV file, one row per image; cells of unreadable images are empty.
-
-    Bytes of a name that are not UTF-8 are written as backslash escapes. `escape_formulas` is as in `CSVWriter`.
-    """
+    """Writes the results of `classify` as a CSV file, one row per image; cells of unreadable images are empty."""
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
     with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
@@ -182,11 +175,7 @@ def write_csv(path, header, names, predictions, escape_formulas=False):
 
 
 def write_submission(path, id_column, label_column, names, predictions, escape_formulas=False):
-    """Writes a CSV file with the most probable class of each image, as competitions expect it.
-
-    `id_column` and `label_column` are the header. The label of an unreadable image is empty. The other arguments are as
-    in `write_csv`.
-    """
+    """Writes a CSV file with the most probable class of each image; the label of an unreadable image is empty."""
     with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = CSVWriter(file, escape_formulas)
         writer.writerow([id_column, label_column])

@@ -36,10 +36,7 @@ def to_numpy(x):
 
 
 def real_array(name, value, finite=True):
-    """Returns `value` as a NumPy array of real numbers, and raises ValueError for other values.
-
-    If `finite` is True, NaN and infinity also raise a ValueError.
-    """
+    """Returns `value` as a NumPy array of real numbers, finite if `finite`; raises ValueError for other values."""
     # NumPy raises an error if nested lists have different lengths.
     with contextlib.suppress(ValueError, TypeError):
         array = to_numpy(value)
@@ -49,10 +46,7 @@ def real_array(name, value, finite=True):
 
 
 def is_arrays(data, counts=(2,), or_lists=False):
-    """Returns True if data is a tuple or list of arrays.
-
-    `counts` are the allowed numbers of arrays. With `or_lists`, a list of scalars counts as an array.
-    """
+    """Returns True for a tuple or list of `counts` arrays. With `or_lists`, a list of scalars counts as an array."""
 
     def fits(part):
         return hasattr(part, "shape") or (or_lists and isinstance(part, list) and part and np.isscalar(part[0]))
@@ -106,10 +100,7 @@ def check_images(model, images, name="images"):
 
 
 def input_range(model):
-    """Returns a model's (lowest, highest) input value, or None if it is unknown.
-
-    It is unknown if the model has no normalization layer, or if layers before this layer may rescale the images.
-    """
+    """Returns a model's (lowest, highest) input value, or None if layers before `normalization` may rescale images."""
     layer, graph = find_normalization(model), functional_graph(model)
     if layer is None:
         return None

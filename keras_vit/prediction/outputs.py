@@ -43,10 +43,7 @@ def image_batches(data, batch_size, name="data"):
 
 
 def check_all_read(data, count, name="data"):
-    """Raises ValueError if a dataset of `keras_vit.data` skipped or replaced broken images.
-
-    `count` is the number of rows in the predictions. With a broken image, rows would belong to wrong images.
-    """
+    """Raises ValueError if a dataset skipped broken images, since the `count` rows would belong to wrong images."""
     broken = list(getattr(data, "broken", ()))
     if (expected := getattr(data, "num_images", count)) != count or broken:
         wanted = f"`{name}` to be a dataset whose {expected} images can all be read"
@@ -54,11 +51,7 @@ def check_all_read(data, count, name="data"):
 
 
 def predict_batches(model, batches, steps=None, verbose=0, name="data"):
-    """Returns a model's output for all images, float32 (num_images, ...), in inference mode.
-
-    Each of the `batches` is a NumPy array of images. `steps` is the number of batches, or None if it is unknown.
-    Only the progress bar of `verbose=1` needs this number.
-    """
+    """Returns a model's output for all NumPy batches, float32 (num_images, ...). `steps` is for the progress bar."""
     return np.concatenate([output for (output,) in outputs_of_views(model, batches, steps, verbose, name)])
 
 
@@ -83,10 +76,7 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
 
 
 def padded_output(model, images, full, where):
-    """Returns the output for a batch. The model receives the batch padded to `full` images.
-
-    If the output contains NaN or infinity, the error describes the batch by `where`.
-    """
+    """Returns the output for a batch padded to `full` images; raises an error with `where` if it is not finite."""
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)
     if not hasattr(output, "shape"):

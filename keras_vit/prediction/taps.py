@@ -73,11 +73,7 @@ class AttentionTaps:
         return outputs, calls
 
     def rollout(self, inputs, fuse=ops.mean, discard=None) -> tuple:
-        """Returns a list of outputs and the attention rollout, float32 (batch, rows, columns).
-
-        `fuse(scores, axis=1)` fuses the heads, and `discard(matrices)` may set fused weights to 0. The method can also
-        be called while a graph is traced, for export.
-        """
+        """Returns the outputs and the rollout, float32 (batch, rows, columns). Export calls it in a traced graph."""
         outputs, calls = self.run(inputs)
         product = None
         for call in calls:

@@ -12,10 +12,7 @@ UNTOUCHED, MASKED, SWAPPED, KEPT = range(4)
 
 
 def random_mask(batch_size, num_patches, num_masked, seed):
-    """Returns a boolean mask, (batch_size, num_patches), in which `num_masked` random values per image are True.
-
-    `num_masked` is an int, or a tensor (batch_size, 1).
-    """
+    """Returns a mask (batch_size, num_patches), True for `num_masked`, an int or (batch_size, 1), random patches."""
     return _ranks(batch_size, num_patches, seed) < num_masked
 
 
@@ -26,11 +23,7 @@ def _ranks(batch_size, num_patches, seed):
 
 
 def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
-    """Returns SimMIM's boolean mask of random rectangles of patches, (batch_size, rows * columns).
-
-    `unit` is the size of a rectangle, (rows, columns) of patches. Rectangles that reach beyond the right or bottom of
-    the grid are cut off.
-    """
+    """Returns SimMIM's mask, (batch_size, rows * columns), of random rectangles of `unit` (rows, columns) patches."""
     unit_rows, unit_columns = (math.ceil(patches / side) for patches, side in zip(grid_size, unit, strict=True))
     num_units = unit_rows * unit_columns
     # Subtract 1e-9, because a product such as 0.7 * 10 may be slightly above 7 in floating point.
@@ -41,22 +34,13 @@ def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
 
 
 def shuffle(batch_size, num_patches, num_visible, seed):
-    """Puts the patches of each image in random order, and masks all but the first `num_visible`, as in MAE.
-
-    Returns three tensors. The first contains the indices of the visible patches, (batch_size, num_visible). The second
-    contains the position of each patch in the random order, (batch_size, num_patches). The third is the boolean mask,
-    (batch_size, num_patches).
-    """
+    """Returns MAE's (indices of visible patches, position of each patch in a random order, mask)."""
     restore = _ranks(batch_size, num_patches, seed)
     return ops.argsort(restore, axis=1)[:, :num_visible], restore, restore >= num_visible
 
 
 def corruption(batch_size, num_patches, seed, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1):
-    """Selects patches to corrupt at random.
-
-    Returns two tensors of shape (batch_size, num_patches). The first is the `kind` of each patch. The second is the
-    `source` of each patch: if the patch is swapped, this is the index of the patch that replaces it.
-    """
+    """Returns the kind of each patch, and the index of the patch that replaces it if it is swapped."""
     # Use a different seed for each random tensor, because the same seed would make the tensors correlated.
     streams = arguments.seeds(seed, 4) if isinstance(seed, int) else [seed] * 4
     count_seed, mask_seed, kind_seed, source_seed = streams

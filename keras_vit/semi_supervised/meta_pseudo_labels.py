@@ -57,10 +57,7 @@ class MetaTeacher(keras.Model):
 
 
 def cross_entropy(labels, logits, label_smoothing=0.0):
-    """Returns the cross-entropy of each image, float32 (batch,).
-
-    `labels` are classes (batch,) or probabilities (batch, num_classes).
-    """
+    """Returns the cross-entropy of each image, (batch,). `labels` are classes or rows of probabilities."""
     logits = ops.cast(logits, "float32")
     if len(labels.shape) == 1:
         labels = ops.one_hot(labels, logits.shape[-1], dtype="float32")
@@ -268,10 +265,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return ops.stop_gradient(ops.mean(cross_entropy(labels, logits)))
 
     def _call(self, state, function, *args):
-        """Calls a function that changes variables; returns its result and the new values of the variables.
-
-        On JAX, `state` contains the variables' values before the call. On other backends, `state` is None.
-        """
+        """Calls a function that changes variables; returns (result, new state). Only JAX has a state."""
         if state is None:
             return function(*args), None
         weights, others, *rest = state
@@ -282,10 +276,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
 
     def _teach(self, state, batch):
-        """Takes a train step of the teacher; returns logs and state.
-
-        The teacher's variables are the last variables in `non_trainable_variables`.
-        """
+        """Takes a train step of the teacher, whose variables come last in `others`; returns (logs, state)."""
         trainer = self._hidden.trainer
         if state is None:
             logs, _ = _step(trainer.train_step, None, batch)

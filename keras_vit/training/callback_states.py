@@ -22,10 +22,7 @@ _NO_STATE = ("params", "monitor_op", "min_delta", "csv_file", "writer", "keys", 
 
 
 def named(callbacks):
-    """Returns {unique name: callback} for a list of callbacks.
-
-    Raises an error if the state of a callback cannot be saved.
-    """
+    """Returns {unique name: callback}; raises an error if the state of a callback cannot be saved."""
     found = {}
     for callback in keras.tree.flatten(list(callbacks)):
         if not isinstance(callback, keras.callbacks.Callback):
@@ -68,10 +65,7 @@ def settings(callback):
 
 
 def get_state(callback):
-    """Returns the result of a callback's `get_state()`. If it has no such method, returns a dict of its attributes.
-
-    The dict contains the attributes in `_ATTRIBUTES` and, for `CSVLogger`, the size of its file.
-    """
+    """Returns the result of a callback's `get_state()`, or a dict of the attributes that contain its state."""
     if _has_own_state(callback):
         return callback.get_state()
     state = {name: getattr(callback, name) for name in _attributes(callback) or () if hasattr(callback, name)}
@@ -106,10 +100,7 @@ def begin(callback, state):
 
 
 def own_attributes(callback):
-    """Returns a custom callback's own attributes as {name: text or bytes}. Checkpoints do not save these attributes.
-
-    Returns {} for a callback of Keras, and for a callback that has `get_state` and `set_state`.
-    """
+    """Returns {name: text or bytes} of a custom callback's attributes that checkpoints do not save."""
     if _has_own_state(callback) or type(callback).__module__.startswith("keras."):
         return {}
     keras_own = {*_NO_STATE, *(_attributes(callback) or ())}

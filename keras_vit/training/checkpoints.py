@@ -174,10 +174,7 @@ def storable(array):
 
 
 def generator_states():
-    """Returns {name: state} of PyTorch's random generators, or {} on other backends.
-
-    On PyTorch, `keras.layers.Dropout` without a seed uses these generators.
-    """
+    """Returns {name: state} of PyTorch's random generators, which dropout without a seed uses; else {}."""
     if keras.backend.backend() != "torch":
         return {}
     import torch  # noqa: TID251  Keras cannot read PyTorch's generators.

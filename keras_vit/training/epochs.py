@@ -38,11 +38,7 @@ class Epochs:
         keras.utils.set_random_seed(int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0] >> 1))
 
     def batches(self, epoch, first=0, before=lambda: None):
-        """Returns (x, steps): the data of an epoch for `model.fit`, and the number of batches in the whole epoch.
-
-        `x` starts at batch number `first`, counted from 0. If `x` is a `_Part`, the function `before` is called before
-        each batch.
-        """
+        """Returns (data from batch `first`, number of batches). A `_Part` calls `before` before each batch."""
         self.set_seeds(epoch)
         previous, self.latest = self.latest, self.data(epoch) if self.is_function else self.data
         data = self.latest
@@ -170,10 +166,7 @@ def _array(array):
 
 
 class _Drawn:
-    """Makes the batches of an iterator available by their numbers.
-
-    Keeps the first two batches, because TensorFlow reads them twice.
-    """
+    """Gives the batches of an iterator by their numbers. Keeps the first two, because TensorFlow reads them twice."""
 
     def __init__(self, batches, first):
         self.batches, self.next, self.kept = batches, first, {}

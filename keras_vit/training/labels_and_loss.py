@@ -29,11 +29,7 @@ class Head(NamedTuple):
 
 
 def classification_heads(model, graph, seen, compiled):
-    """Returns a list of `Head`s.
-
-    If a model has several outputs and several arrays of labels, the list contains one `Head` for each output with
-    labels. In all other cases, it contains a single `Head`.
-    """
+    """Returns a `Head` for each output with labels, or a single `Head` if there is only one array of labels."""
     outputs, labels, all_labels = [] if graph is None else graph.outputs, seen.labels, seen.all_labels
     sizes = [output.shape[-1] if len(output.shape) == 2 else None for output in outputs]
     losses = getattr(model, "loss", None)
@@ -157,10 +153,7 @@ def count_classes(labels, num_classes, loss):
 
 
 def loss_problems(model, graph, loss, images):
-    """Returns a list of one message if the loss expects logits and the model returns probabilities, or the reverse.
-
-    Returns [] if they match, or if the kind of outputs is unknown.
-    """
+    """Returns a list of one message if loss and model do not agree about logits, otherwise []."""
     try:
         probable = graph is not None and output_activation(graph) is None
     except ValueError:

@@ -40,10 +40,7 @@ def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Returns the learning rate of arXiv 2106.04560, section 3.5, which falls as an inverse square root.
-
-    In the last `cooldown_steps`, a second factor falls linearly to 0. If `cooldown_steps` is 0, this factor is 1.
-    """
+    """Returns the inverse square root schedule of arXiv 2106.04560, section 3.5, with an optional cooldown to 0."""
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:
@@ -222,10 +219,7 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:
-    """Returns {layer name: depth} for a model with n blocks.
-
-    The depth is 0 for layers before the blocks, i for the i-th block (from 1), and n + 1 for layers after the blocks.
-    """
+    """Returns {layer name: depth}: 0 before the n blocks, i for the i-th block (from 1), and n + 1 after the blocks."""
     parts = find_parts(model)
     depths, levels = {}, {}
     for level, layers in enumerate((parts.below, *([block] for block in parts.blocks), parts.above, parts.others)):

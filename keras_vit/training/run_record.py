@@ -20,11 +20,7 @@ _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", 
 
 
 def describe_run(model, batch=None):
-    """Returns a dict of JSON values that describes a run.
-
-    It contains the configs of the compiled model, of its optimizer and of its loss. The learning rate is a separate
-    entry. If it is a schedule, this entry is None.
-    """
+    """Returns a dict of JSON values: the configs of model, optimizer and loss, and the rate unless it is a schedule."""
     rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
     # Checkpoints contain only `model.variables`. Record hashes of all other weights, such as the weights of the teacher
     # in a `Distiller`.
@@ -44,10 +40,7 @@ def describe_run(model, batch=None):
 
 
 def _loss_value(model, batch):
-    """Returns {"value": loss of random outputs}, or {} if the loss cannot be computed.
-
-    The value distinguishes losses that have the same name.
-    """
+    """Returns {"value": loss of random outputs}, which distinguishes losses of one name, or {} if this fails."""
     graph, loss = functional_graph(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
@@ -91,10 +84,7 @@ def describe_data(data, batch, steps, **options):
 
 
 def difference(saved, here, place=""):
-    """Returns a text about the first difference between two dicts or lists, or None if there is none.
-
-    Only keys that both dicts have are compared. `place` is the path of keys to the two values.
-    """
+    """Returns a text about the first difference, at `place`, between keys that both values have, or None."""
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):
@@ -146,10 +136,7 @@ def _clean(value):
 
 
 def _digest(array):
-    """Returns a dict that describes an array by its shape, its dtype and a hash of all or some rows.
-
-    If the array is sparse, the dict contains only the shape.
-    """
+    """Returns the shape, the dtype and a hash of all or some rows of an array, or only the shape if it is sparse."""
     described = {"shape": [int(size or 0) for size in array.shape]}
     try:
         whole = getattr(array, "nbytes", 0) <= _WHOLE_BYTES

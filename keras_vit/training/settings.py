@@ -240,10 +240,7 @@ logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """Builds the uncompiled model of a recipe. The model takes images with pixels from 0 to 255.
-
-    Depending on `recipe.train`, freezes layers or adds LoRA.
-    """
+    """Builds the uncompiled model of a recipe, for pixels from 0 to 255, with the layers to train trainable."""
     task = "multi_label" if recipe.loss == "sigmoid" else "single_label"
     given = {"image_size": recipe.image_size, "num_classes": num_classes, "class_names": class_names or None}
     given |= {"task": task, "include_preprocessing": True, "dtype": recipe.dtype, **recipe.model}
