@@ -22,28 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.peers import peer
 
 RNG = np.random.default_rng(0)
-STEPS = (0, 1, 5, 9, 10, 11, 50, 100, 250, 499, 500, 999, 1000)
-SCHEDULES = {
-    "linear": {"base": 0.03, "decay_type": "linear", "warmup_steps": 10},
-    "cosine": {"base": 0.03, "decay_type": "cosine", "warmup_steps": 10},
-    "cosine_nowarm": {"base": 0.003, "decay_type": "cosine", "warmup_steps": 0},
-    "linear_end": {"base": 0.03, "decay_type": "linear", "warmup_steps": 100, "linear_end": 1e-5},
-}
-COUNTED = """
-    vit_tiny_patch16_224 vit_small_patch16_224 vit_small_patch32_224 vit_base_patch16_224 vit_base_patch32_224
-    vit_base_patch8_224 vit_large_patch16_224 vit_large_patch32_224 vit_huge_patch14_224 vit_giant_patch14_224
-    vit_gigantic_patch14_224 deit_tiny_patch16_224 deit_small_patch16_224 deit_base_patch16_224
-    deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224 deit_base_distilled_patch16_224
-    deit_base_patch16_384 vit_tiny_r_s16_p8_224 vit_small_r26_s32_224 vit_base_r50_s16_224 vit_large_r50_s32_224
-    resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit resnetv2_152x2_bit resnetv2_152x4_bit
-    deit3_small_patch16_224 deit3_base_patch16_224 deit3_huge_patch14_224
-    vit_giant_patch14_dinov2 vit_small_patch16_dinov3_qkvb vit_small_plus_patch16_dinov3_qkvb
-    vit_base_patch16_dinov3_qkvb vit_large_patch16_dinov3_qkvb vit_huge_plus_patch16_dinov3_qkvb vit_7b_patch16_dinov3
-    vit_base_patch32_clip_quickgelu_224 vit_base_patch16_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_224
-    eva02_tiny_patch14_336 eva02_small_patch14_336 eva02_base_patch14_448 eva02_large_patch14_448
-    vit_base_patch32_siglip_256 vit_so400m_patch16_siglip_256 vit_giantopt_patch16_siglip_256
-    vit_huge_patch14_gap_224 vit_huge_patch16_gap_448 vit_giant_patch16_gap_224
-"""
 
 
 def normal(*shape):
@@ -112,17 +90,22 @@ def fewshot_lsr(official):
 
 
 def learning_rates(utils):
-    for name, settings in SCHEDULES.items():
-        settings = {"total_steps": 1000, **settings}
-        schedule = utils.create_learning_rate_schedule(**settings)
-        yield name, {"args": settings, "steps": STEPS, "lr": [float(schedule(step)) for step in STEPS]}
+    """Computes the schedules that the kept file lists. To add a schedule, add its arguments and steps to the file."""
+    for name, kept in json.loads((HERE / "lr_schedules_official.json").read_text()).items():
+        schedule = utils.create_learning_rate_schedule(**kept["args"])
+        yield name, {**kept, "lr": [float(schedule(step)) for step in kept["steps"]]}
 
 
 def parameter_counts(timm):
-    for name in COUNTED.split():
+    """Counts the models whose names are in the kept file. To add a model, add its name to the file."""
+    for name in json.loads((HERE / "param_counts_timm.json").read_text()):
         # The largest models have billions of parameters, so only shapes are computed.
         with torch.device("meta"):
             yield name, sum(x.numel() for x in timm.create_model(name, num_classes=1000).parameters())
+
+
+def numbers(value):
+    return value["lr"] if isinstance(value, dict) else value
 
 
 def main():
@@ -159,15 +142,12 @@ def main():
         ("param_counts_timm", parameter_counts, "timm"),
     ):
         path = HERE / f"{name}.json"
-        if not wanted(name):
-            continue
-        found = dict(make(peer(source)))
-        if not args.check:
-            path.write_text(json.dumps(found, indent=1))
-            continue
-        kept = json.loads(path.read_text())
-        numbers = [{key: x["lr"] if isinstance(x, dict) else x for key, x in each.items()} for each in (kept, found)]
-        compare(name, *numbers)
+        if wanted(name):
+            kept, found = json.loads(path.read_text()), dict(make(peer(source)))
+            if args.check:
+                compare(name, *({key: numbers(x) for key, x in each.items()} for each in (kept, found)))
+            else:
+                path.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
