@@ -3,14 +3,15 @@
 import pytest
 
 import keras_vit
-from tests.golden import GOLDEN_FOLDER
 from tests.weights.helpers import changed, check_refused, read, timm_folder
 
 BARE = {"preprocessing": keras_vit.Preprocessing()}
 FLOWERS = tuple(f"flower {i}" for i in range(10))
 UNKNOWN_PROCESSORS = [
     ({"do_flip_channel_order": True}, "Received: .*do_flip_channel_order"),
-    ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of"),
+    ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type as one of ViTImageProcessor"),
+    ({"size": {"longest_edge": 224}}, "size with shortest_edge, or with height and width"),
+    ({"do_resize": False}, "do_resize=true"),
 ]
 EPSILONS = [
     ({"layer_norm_eps": 1e-5}, "stated in the file", 1e-5),
@@ -64,15 +65,6 @@ def test_bad_task_is_overridden(tmp_path):
 def test_other_kind_of_rotary_positions_is_refused(tmp_path):
     folder = changed(tmp_path, "hf_dinov3_gated", rope_parameters={"rope_type": "linear", "factor": 2.0})
     check_refused("rope_type='linear' is not supported", folder)
-
-
-def test_each_value_has_an_origin():
-    values = read(GOLDEN_FOLDER / "hf_vit")[1].values
-    assert values["num_heads"].origin == "stated in the file" and values["hidden_dim"].origin == "stated in the file"
-    assert read(GOLDEN_FOLDER / "hf_clip")[1].values["preprocessing"].origin == "default of clip"
-    values = read(GOLDEN_FOLDER / "timm_deit_distilled.safetensors")[1].values
-    assert values["activation"].origin == "default of timm" and values["activation"].certain
-    assert not values["pooling"].certain
 
 
 @pytest.mark.parametrize("changes, origin, epsilon", EPSILONS)

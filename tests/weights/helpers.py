@@ -2,15 +2,18 @@
 
 import json
 import shutil
+import zipfile
 
 import keras
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.models.catalog import identify, read_config
 from keras_vit.models.loading import current_fields, head_sizes, open_file
 from keras_vit.weights.tokens import weights_by_path
+from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
 
 
@@ -36,8 +39,7 @@ def check_refused(message, path, into=None, error=ValueError, **options):
 
 def check_not_saved(message, model, path, *format, error=ValueError, **options):
     """Checks that `save_weights` raises an error with this message."""
-    with pytest.raises(error, match=message):
-        keras_vit.save_weights(model, path, *format, **options)
+    refuses(message, keras_vit.save_weights, model, path, *format, error=error, **options)
 
 
 def check_same(model, other):
@@ -59,6 +61,15 @@ def shapes_of(model, source):
     return found
 
 
+def state_of(model, source, heads=None, **more):
+    """Returns {key: array} of the file of a source with the weights of a model."""
+    found = {}
+    for weight, variable in weights_by_path(model).items():
+        row = source.find(weight)
+        found |= zip(row.keys, row.codec.to_file(keras.ops.convert_to_numpy(variable), heads), strict=True)
+    return {key: np.ascontiguousarray(array) for key, array in {**found, **more}.items()}
+
+
 def read(path, source=None):
     """Opens a checkpoint; returns its file and what is found of its config."""
     _, file = identify(open_file(path), source)
@@ -72,6 +83,24 @@ def changed(tmp_path, name, file="config.json", **changes):
     content = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
     return copy
+
+
+def without_facts(path):
+    """Rewrites a file as another library writes it, without the metadata of this package. Returns the path."""
+    save_file(load_file(path), path)
+    return path
+
+
+def rewrite_member(path, name, change):
+    """Replaces one member of a ZIP archive by `change(bytes)`, which must return other bytes."""
+    with zipfile.ZipFile(path) as archive:
+        members = {each: archive.read(each) for each in archive.namelist()}
+    content = change(members[name])
+    assert content != members[name]
+    with zipfile.ZipFile(path, "w") as archive:
+        for each, data in {**members, name: content}.items():
+            archive.writestr(each, data)
+    return path
 
 
 def timm_folder(path, arrays, **config):
