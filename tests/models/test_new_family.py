@@ -1,4 +1,4 @@
-"""A new family is one folder and one row, and a new source is one name table and one `read_config`."""
+"""A new family is one folder and one row. Its source is one name table and one `read_config`."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,10 +16,11 @@ from keras_vit.models.family import Family, build, dense_head
 from keras_vit.weights import codecs
 from keras_vit.weights.found import DEFAULT, STATED, Found
 from keras_vit.weights.record import read_record
-from keras_vit.weights.source import Name, Source, dense
+from keras_vit.weights.source import Source, dense
 from tests.errors import refuses
 from tests.models.small import answers, images
 from tests.tiny import randomize
+from tests.weights.helpers import state_of
 
 # The folder of a family: its config, its graph, its name table and its `read_config`.
 
@@ -70,35 +71,14 @@ def read_config(file, grid_size=None):
     return found
 
 
-# A source: its name table and its `read_config`.
-FLAX = Source(
-    "toy_flax",
-    {
-        f"{layer}/{kind}": Name((f"{key}/{kind}",))
-        for layer, key in (("stem_conv", "Conv_0"), ("stage_1", "Conv_1"), ("head", "Dense_0"))
-        for kind in ("kernel", "bias")
-    },
-    family="toy",
-    activation=None,
-    layer_norm_epsilon=None,
-)
-
-
-def read_flax(file, grid_size=None):
-    found = read_config(file)
-    if "config" not in file.own:
-        found.leave("flax models differ in it", "activation")
-    return found
-
-
 TOY = Family(
     config=ToyConfig,
     connect=connect,
     builder="Toy",
     above=("pooling",),
-    sources={TORCH: read_config, FLAX: read_flax},
+    sources={TORCH: read_config},
     settings=("activation",),
-    formats={"npz": FLAX, "timm": TORCH},
+    formats={"timm": TORCH},
 )
 
 
@@ -112,17 +92,6 @@ def toy(variant="small", **changes):
     return build(TOY, variant, {"image_size": 16, "num_classes": 5, **changes})
 
 
-def state_of(model, source):
-    """Returns the weights of a model under the keys of a source."""
-    state = {}
-    for layer in ("stem_conv", "stage_1", "head"):
-        for kind, value in zip(("kernel", "bias"), model.get_layer(layer).get_weights(), strict=True):
-            row = source.find(f"{layer}/{kind}")
-            (key,), (array,) = row.keys, row.codec.to_file(value, None)
-            state[key] = np.ascontiguousarray(array)
-    return state
-
-
 def test_file_of_a_new_family_becomes_a_model(tmp_path):
     model = randomize(toy())
     safetensors.numpy.save_file(state_of(model, TORCH), tmp_path / "toy.safetensors")
@@ -133,27 +102,16 @@ def test_file_of_a_new_family_becomes_a_model(tmp_path):
     np.testing.assert_array_equal(again.get_layer("head").kernel, model.get_layer("head").kernel)
 
 
-def test_new_source_leaves_and_loads_settings(tmp_path):
-    model = randomize(toy("large", activation="silu"))
-    np.savez(tmp_path / "toy.npz", **state_of(model, FLAX))
-    refuses("Pass activation= to from_pretrained", keras_vit.from_pretrained, tmp_path / "toy.npz")
-    found = keras_vit.from_pretrained(tmp_path / "toy.npz", activation="silu", image_size=(None, None))
-    np.testing.assert_allclose(answers(found, images(2, 16, 16, 3)), answers(model, images(2, 16, 16, 3)), rtol=1e-5)
-    report = keras_vit.load_weights(toy("large"), tmp_path / "toy.npz", source="toy_flax")
-    assert report.source == "toy_flax" and len(report.loaded) == 6
-    refuses("(?s)does not fit .*differ in width", keras_vit.load_weights, toy(), tmp_path / "toy.npz")
-
-
-@pytest.mark.parametrize("format", ["npz", "timm"])
-def test_saved_model_of_a_new_family_is_read_again(tmp_path, format):
-    model = randomize(toy(activation="silu", class_names=list("abcde")))
-    path = tmp_path / {"npz": "toy.npz", "timm": "toy.safetensors"}[format]
-    keras_vit.save_weights(model, path, format)
+def test_saved_model_of_a_new_family_is_read_again(tmp_path):
+    model = randomize(toy("large", activation="silu", class_names=list("abcde")))
+    path = tmp_path / "toy.safetensors"
+    keras_vit.save_weights(model, path, "timm")
     model.save(tmp_path / "toy.keras")
     for file in (path, tmp_path / "toy.keras"):
         again = keras_vit.from_pretrained(file)
         assert again.config == model.config and again.config.class_names == tuple("abcde")
         np.testing.assert_allclose(answers(again, images(2, 16, 16, 3)), answers(model, images(2, 16, 16, 3)), 1e-5)
-    refuses("activation='silu'", keras_vit.load_weights, toy(), path)
-    keras_vit.load_weights(toy(), path, allow="activation")
-    refuses("'npz' or 'timm', the only formats of toy models", keras_vit.save_weights, model, path, "huggingface")
+    refuses("activation='silu'", keras_vit.load_weights, toy("large"), path)
+    assert len(keras_vit.load_weights(toy("large"), path, allow="activation").loaded) == 6
+    refuses("(?s)does not fit .*differ in width", keras_vit.load_weights, toy(), path)
+    refuses("'timm', the only format of toy models", keras_vit.save_weights, model, path, "huggingface")

@@ -1,6 +1,5 @@
 """Reads files of the papers' own code, which contain wrappers and weights of the pre-training."""
 
-import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -10,9 +9,11 @@ from keras_vit.models import catalog as names
 from keras_vit.models import zoo
 from tests.golden import GOLDEN_FOLDER
 from tests.tiny import build, randomize
-from tests.weights.helpers import check_refused, check_same, outputs, read
+from tests.weights.helpers import check_refused, check_same, outputs, read, state_of
 
 MORE = np.ones(3, "float32")
+# The number and the width of the heads of the tiny ViT.
+HEADS = (3, 4)
 MAE = [
     ({"num_classes": 0}, {}),
     ({"num_classes": 0}, {"mask_token": MORE, "decoder_pred.weight": MORE, "decoder_blocks.0.norm1.bias": MORE}),
@@ -86,19 +87,10 @@ def test_dinov3_with_other_periods_is_refused(tmp_path):
     check_refused("Pass num_heads=", write(tmp_path, state))
 
 
-def state_of(model, source, **more):
-    """Returns the weights of a model by the keys of a source."""
-    found = {}
-    for weight in model.weights:
-        name = source.find(weight.path.removeprefix(f"{model.name}/"))
-        found |= zip(name.keys, name.codec.to_file(keras.ops.convert_to_numpy(weight), (3, 4)), strict=True)
-    return {key: np.ascontiguousarray(array) for key, array in {**found, **more}.items()}
-
-
 @pytest.mark.parametrize("arguments, more", MAE)
 def test_mae_is_read_with_decoder_or_fine_tuned(tmp_path, arguments, more):
     model = randomize(build(activation="gelu", **arguments))
-    path = wrapped(tmp_path, model=state_of(model, names.sources()["mae"], **more))
+    path = wrapped(tmp_path, model=state_of(model, names.sources()["mae"], HEADS, **more))
     again = keras_vit.from_pretrained(path, num_heads=3)
     check_same(model, again)
     assert read(path)[0].source.name == "mae" and set(keras_vit.load_weights(again, path).skipped) == set(more)
@@ -108,7 +100,7 @@ def test_clip_without_openai_keys_needs_activation(tmp_path, monkeypatch):
     clip = {"norm_before_blocks": True, "patch_bias": False, "projection_dim": 7, "num_classes": 0}
     model = randomize(build(activation="quick_gelu", layer_norm_epsilon=1e-5, **clip))
     text = {"transformer.resblocks.0.ln_1.weight": MORE, "positional_embedding": MORE, "logit_scale": MORE[0]}
-    state = state_of(model, names.sources()["openai_clip"], **text)
+    state = state_of(model, names.sources()["openai_clip"], HEADS, **text)
     number = np.array(224)
     again = keras_vit.from_pretrained(write(tmp_path, {**state, "input_resolution": number}), num_heads=3)
     check_same(model, again)
@@ -133,7 +125,7 @@ def test_openclip_tower_of_timm_needs_settings(tmp_path):
 def test_dinov2_classifier_pools_class_token_and_mean(tmp_path):
     settings = {"layer_scale_init": 0.1, "activation": "gelu", "pooling": "token_gap"}
     model = randomize(build(**settings))
-    state = prefixed("backbone.", state_of(model, names.sources()["dinov2_original"], mask_token=MORE))
+    state = prefixed("backbone.", state_of(model, names.sources()["dinov2_original"], HEADS, mask_token=MORE))
     head = {key.replace("backbone.head", "linear_head"): array for key, array in state.items()}
     again = keras_vit.from_pretrained(write(tmp_path, head), num_heads=3)
     check_same(model, again)
