@@ -72,15 +72,12 @@ def _reason(load, record):
 def replace_broken(
     data, decode, prepare, sound, batch_size, parallel, *, shard=(0, 1), full=False, weighted=False, whole=False
 ):
-    """Makes batches of the (index, record) in `data`. Replaces or leaves out images that cannot be decoded ("broken").
+    """Makes batches of the (index, record) in `data`, and replaces or leaves out broken images.
 
     Each batch is (index of the first record, images, labels, (indices, names and "image" of the broken records)).
-    `decode` maps (index, record) to (index, image, labels), and may fail. `prepare` changes this result, and must not
-    fail. The record `sound` replaces a batch without readable images. `shard` is (index of this process, number of
-    processes), and each process makes only its part of a batch.
-
-    With `full`, other images of the batch replace broken images. With `full` and `weighted`, readable images keep their
-    places, and replacements get the weight 0 in the last tensor of `labels`. `whole` drops a last smaller batch.
+    `decode` may fail, and `prepare` must not. The record `sound` replaces a batch without readable images. `shard` is
+    (index of this process, number of processes). With `full`, other images replace broken images; with `weighted`,
+    the weight of these images, the last tensor of `labels`, is 0. `whole` drops a last smaller batch.
     """
     size = batch_size // shard[1]
 

@@ -60,10 +60,9 @@ class Epochs:
         return rows / (rows - padding)
 
     def stream(self, epoch, begin, end, filler=None):
-        """Returns a dataset of (index, record) for the images `begin` to `end` of an epoch.
+        """Returns a dataset of (index through all epochs, record) for the images `begin` to `end` of an epoch.
 
-        The index is the number of the image, counted through all epochs. If a record `filler` is given, copies of this
-        record fill the last batch. The index of each copy is -1 - (index of the last image).
+        Copies of the record `filler`, with the index -1 - (index of the last image), fill the last batch.
         """
         data = self._records
         if self._repeats > 1 and (self._shuffle_buffer or 1) < self._num_images:
@@ -88,10 +87,9 @@ class Epochs:
         return data
 
     def with_epoch_end(self, data, broken, num_batches):
-        """Returns a dataset of the batches in `data`. Reading it counts epochs and reports broken images.
+        """Returns the batches in `data`, (index, broken records, batch). Reading them counts epochs.
 
-        The elements of `data` are (index, broken records, batch). `broken` is a `BrokenImages`. `num_batches` is the
-        number of batches in an iteration.
+        An iteration has `num_batches`. The `BrokenImages` `broken` reports the broken records of each epoch.
         """
         upcoming = self._next
 

@@ -19,8 +19,7 @@ def mixes(layer):
 def seeded(layer, inputs):
     """Returns a function of (inputs, seed) that calls a copy of `layer`. The seed determines all random numbers.
 
-    `inputs` is a `tf.TensorSpec` of images (batch, height, width, channels) of 0..255, or a dict {"images": spec,
-    "labels": spec}. A layer that fails, expects other pixels, changes shapes or ignores the seed raises a ValueError.
+    `inputs` is a `tf.TensorSpec` of images of 0..255, or a dict {"images": spec, "labels": spec}.
     """
     name = f"{type(layer).__module__.partition('.')[0]}'s {type(layer).__name__}"
     if type(layer) is keras.layers.AugMix:

@@ -106,11 +106,10 @@ def batch_parts():
 
 
 class Layouts(keras.distribution.ModelParallel):
-    """A `keras.distribution.ModelParallel` that fits its layouts to the shapes of the variables.
+    """A `keras.distribution.ModelParallel` that only splits dimensions into equal parts.
 
-    If the length of a dimension is not a multiple of the number of devices on its mesh axis, the dimension is not
-    split. A variable with at least `min_size` values is also split over the mesh axis of the batch, along the longest
-    dimension that is not split yet and that can be split equally. If `min_size` is None, this second split is left out.
+    A variable of at least `min_size` values, if given, is also split over the batch axis, along its longest free
+    dimension.
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):

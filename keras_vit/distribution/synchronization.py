@@ -70,11 +70,9 @@ def synchronize(model: keras.Model) -> keras.Model:
 
 
 def whole_batch_gradients(gradients):
-    """Returns the gradients of the whole batch, given the gradients of this device's part of the batch.
+    """Returns the gradients of the whole batch, given the gradients (or None) of this device's part of the batch.
 
-    On PyTorch, the result is the mean over the processes. On TensorFlow, it is the sum over the replicas, because Keras
-    divides each loss by the number of replicas. On JAX, gradients already belong to the whole batch. A gradient may be
-    None.
+    PyTorch needs the mean over processes. TensorFlow needs the sum, because Keras divides each loss by the replicas.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if group := torch_group():

@@ -71,10 +71,8 @@ def write_checked(
 ):
     """Exports to a temporary folder, checks the outputs, moves the files to `path`, and returns a report.
 
-    The export is written from a copy of the model, after the weights of the copy are converted to the precision of the
-    export. The outputs of the copy and of the export may differ by at most `tolerance`, for random images (`batches`)
-    and for the user's images (`given`). The report also compares the export's outputs for `given` with the outputs of
-    the original model.
+    The outputs of a copy with rounded weights and of the export may differ by at most `tolerance`, for random images
+    (`batches`) and for the user's images (`given`). The report compares `given` with the original model.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)

@@ -22,9 +22,8 @@ PARALLEL = 4
 class ImageReader:
     """Decodes a batch of files, strings (batch,), and resizes the images.
 
-    A call returns three tensors: the images, float32 (batch, *image_size, channels), in [0, 255]; the statuses as
-    indices in `STATUSES`, (batch,); and the corners of each image's crop, float32 (batch, 2, 2), as in
-    `EvaluationTransform.seen`. If a file cannot be decoded, its image is black.
+    A call returns images, float32 in [0, 255], black if a file cannot be decoded; indices in `STATUSES`, (batch,); and
+    the corners of each crop, (batch, 2, 2), as in `EvaluationTransform.seen`.
     """
 
     image_size: tuple[int, int]
@@ -79,11 +78,9 @@ class ImageReader:
 
 
 class Server:
-    """Creates the signatures of a model.
+    """Creates the signatures of a model. The other arguments are as in `saved_model`.
 
-    `names` are the names of the outputs, and `normalization` contains the arguments of the `ImageNormalization`.
-    `postprocess` is None or a dict with the keys "activation", "labels" and "top". The other arguments are as in
-    `saved_model`.
+    `postprocess` is None or a dict with the keys "activation", "labels" and "top".
     """
 
     def __init__(

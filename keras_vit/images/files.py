@@ -49,27 +49,11 @@ def visible_files(folder: Path, above: tuple = ()) -> list[Path]:
 
 
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
-    """Reads a whole image with Pillow, as uint8 (height, width, channels).
+    """Reads a whole image with Pillow as uint8, turned upright, and on white unless `channels` is 4.
 
-    The image is turned upright by its EXIF orientation. If `channels` is not 4, transparent pixels are composited on
-    white. A gray image of 16 bits whose values are all below 4,096 is read as an image of 12 bits. `decode_jpeg` and
-    `decode_png` return the same pixels, except for color images of 16 bits. Pillow reads only the upper 8 bits of them.
-
-    Args:
-        file: The path or the bytes of an image file, in any format that Pillow reads except EPS and BLP.
-        channels: 1 (grayscale), 3 (RGB) or 4 (RGBA), regardless of the file.
-        max_pixels: Integer, the largest height x width; the default is Pillow's own limit. A side is at most 65,535
-            pixels, and a JPEG has at most `16 * max_pixels / (height * width)` scans.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not a readable image or exceeds a limit, or if `channels` is not 1, 3 or 4.
-        ImportError: If Pillow is not installed.
-
-    Example:
-
-    >>> read_pixels("cat.jpg").shape  # doctest: +SKIP
-    (375, 500, 3)
+    `file` is a path or bytes. If it is not readable or exceeds a limit, a ValueError is raised. `decode_jpeg` and
+    `decode_png` return the same pixels, except for color images of 16 bits, of which Pillow reads only the upper 8
+    bits. A gray image of 16 bits whose values are all below 4,096 is read as an image of 12 bits.
     """
     if channels not in _MODES:
         raise ValueError(f"Expected images of 1, 3 or 4 channels. Received: {channels} channels")

@@ -16,10 +16,9 @@ logger = logging.getLogger("keras_vit.data")
 
 
 class TableRows(dict):
-    """Some rows of a table, as {column name: values}.
+    """Some rows of a table, as {column name: values}. `chosen` contains the indices of these rows.
 
-    `whole` contains all rows of the table, and `chosen` the positions of the chosen rows in `whole`. `lines` contains
-    the row numbers for error messages. The classes are inferred from `whole`, because the chosen rows may lack a class.
+    `lines` contains their numbers for errors. `whole` contains all rows, because the chosen rows may lack a class.
     """
 
     def __init__(self, columns, lines, chosen):
@@ -34,10 +33,9 @@ class TableRows(dict):
 
 
 def read_columns(frame, argument="frame"):
-    """Reads a DataFrame, dict or CSV file. Returns ({name: values}, lines, folder).
+    """Reads a DataFrame, dict or CSV file, the argument `argument`. Returns ({name: values}, lines, folder).
 
-    `lines` is ("row" or "line", the number of each row). Errors refer to a row by this word and its number. `folder` is
-    the folder that relative paths in the table start from. `argument` is the name of `frame` in errors.
+    `lines` is ("row" or "line", the number of each row). Relative paths in the table start from `folder`.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
@@ -132,8 +130,7 @@ def fail(expected, lines, bad, error=ValueError):
 def classes(cells, lines, class_names, num_classes, known=()):
     """Parses `cells`, one class per row. Returns (labels, kind of the labels, class names, number of classes).
 
-    `known` contains the cells of further rows, which are not returned. If the caller passes neither `class_names` nor
-    `num_classes`, the classes are inferred from `cells` and `known`.
+    If neither `class_names` nor `num_classes` is given, classes are inferred from `cells` and the cells `known`.
     """
     _refuse_lists(cells, lines)
     fail("Expected a label", lines, [(i, repr(c)) for i, c in enumerate(cells) if empty(c)])

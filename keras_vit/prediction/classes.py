@@ -143,10 +143,9 @@ def fitting_class_names(model):
 
 
 def output_activation(model, postprocess=None):
-    """Returns the activation that is still to be applied to a model's outputs: "softmax", "sigmoid" or None.
+    """Returns the activation that is still to be applied to the outputs: "softmax", "sigmoid" or None.
 
-    It is None if the model ends with a softmax or sigmoid, or if its task is regression. To ignore the task, pass
-    "classify" or "multi_label" as `postprocess`.
+    `postprocess`, "classify" or "multi_label", replaces the model's task.
     """
     output = _only_output(model)
     if activation_behind(output) is not None:

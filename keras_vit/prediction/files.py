@@ -76,14 +76,11 @@ def predict_images(
 
 
 def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
-    """Finds the images in `inputs`: image files, folders (with their subfolders) and tables of paths.
+    """Returns a header and a list of (name as given, path) of the images in `inputs`: files, folders and tables.
 
-    A table is a CSV file, a DataFrame or a dict of columns. `column` is the name of its column of paths; None means
-    "path", or the only column. Relative paths in a table start at `folder`, by default the CSV file's folder or the
-    current folder. `extension` is appended to the table's paths that do not end with it.
-
-    Returns a header and a list of (name as given, path). The header is the name of the column of paths if the input is
-    a single table, and "path" if not.
+    A table is a CSV file, a DataFrame or a dict of columns. The header is the name of the column of paths if the input
+    is a single table, and "path" if not. `column`, `folder` and `extension` are `path_column`, `directory` and
+    `extension` of `predict_images`.
     """
     found, headers = [], []
     for item in inputs:

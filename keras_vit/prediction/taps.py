@@ -29,12 +29,7 @@ class PatchLayout(NamedTuple):
 
 
 class AttentionTaps:
-    """Reads the input tokens of all blocks of a model's ViT, in inference mode. The model must contain only one ViT.
-
-    Args:
-        model: As in `keras_vit.inspection.attention_maps`.
-        readout: As in `keras_vit.inspection.attention_rollout`.
-    """
+    """Reads the input tokens of all blocks of a model's only ViT, in inference mode."""
 
     def __init__(self, model, readout=None):
         self.model = model
@@ -87,10 +82,9 @@ class AttentionTaps:
         return outputs, self.to_grid(self.read_out(product, fuse))
 
     def read_out(self, rows, fuse=ops.mean):
-        """Returns the row of the token that the head reads, or the mean of the rows if the head reads several tokens.
+        """Returns the row (batch, num_tokens) of the token that the head reads, or the mean of the rows of several.
 
-        `rows` has the shape (batch, num_tokens, num_tokens), and the result (batch, num_tokens). If the head has
-        attention pooling, the mean is weighted by the attention of this pooling.
+        With attention pooling, the mean is weighted by the attention of the pooling.
         """
         num_prefix, readout = self.layout.num_prefix_tokens, self.readout or self._pooling()
         if readout == "token" and not num_prefix:
@@ -126,12 +120,9 @@ class AttentionTaps:
 
 
 def taps(model, args, layers):
-    """Runs a model without gradients; returns its outputs and {layer: input tensors} for layers at any depth.
+    """Runs a model or layer without gradients; returns its outputs and {layer: input tensors} of `layers`.
 
-    Args:
-        model: A model or layer.
-        args: Tuple of the arguments of the model's call.
-        layers: Layers in the model, each of which must run once.
+    `args` are the arguments of the call. The `layers` may be at any depth, and each must run once.
     """
     with _no_gradients():
         return _read(model, args, layers)
@@ -159,10 +150,9 @@ def _read(model, args, layers):
 
 
 def onward(model, args, start, end=None):
-    """Returns a function that maps the output of layer `start` to a list with the first input tensor of layer `end`.
+    """Returns a differentiable function from the output of layer `start` to [first input tensor of layer `end`].
 
-    If `end` is None, the function returns the model's outputs. Gradients can be computed through the function. `model`
-    and `args` are as in `taps`.
+    If `end` is None, the function returns the model's outputs. `model` and `args` are as in `taps`.
     """
     graph, values = _graph_and_inputs(model, args)
     calls = list(nodes_before(graph.outputs))

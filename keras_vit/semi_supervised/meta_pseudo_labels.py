@@ -13,10 +13,8 @@ from keras_vit.prediction.classes import fitting_class_names, output_activation
 class MetaTeacher(keras.Model):
     """Trains the teacher of `MetaPseudoLabels` with the train step of Keras.
 
-    Batches are (images, (labels, drawn, feedback, growth)). `images` contains the labelled, the unlabelled and the
-    augmented images, in this order. `labels` are the classes of the labelled images, and `drawn` are the hard labels of
-    the augmented images. `feedback` is the scalar h of `MetaPseudoLabels`. `growth` is a factor that multiplies
-    `uda_weight` and grows from 0 to 1 during training.
+    Batches are (labelled, unlabelled and augmented images, (labels, drawn labels of the augmented images, feedback h,
+    factor of `uda_weight`)).
     """
 
     def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):

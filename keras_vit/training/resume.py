@@ -24,12 +24,11 @@ _UNKNOWN_STOPPER = "the model"
 
 
 class ResumableRun(keras.callbacks.CallbackList):
-    """Calls the callbacks of a run and saves checkpoints.
+    """Saves checkpoints, and calls the callbacks, which see a single run although `fit` is called per epoch.
 
-    `keras_vit` calls `model.fit` for each epoch, but the callbacks see a single run. `every` is the number of steps
-    between checkpoints. `params` is the dict that callbacks get in `set_params`. The attributes `epoch`, `batch` and
-    `step` are the position in the run, and `first_step` is the step at which this process began. `diverged` is True
-    after a NaN or infinite loss or weight. `stopped` is the name of the callback that stopped the run, or None.
+    `every` is the number of steps between checkpoints. `first_step` is the step at which this process began, `diverged`
+    is True after a NaN or infinite loss or weight, and `stopped` is the name of the callback that stopped the run, or
+    None.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):
