@@ -157,9 +157,6 @@ class MetaPseudoLabels(TrainingWrapper):
         trainer = MetaTeacher(teacher, label_smoothing, uda_weight, uda_temperature, uda_threshold)
         # Keep the teacher in a namespace. Keras would train it with the student's optimizer if it were an attribute.
         self._hidden = SimpleNamespace(trainer=trainer)
-        # A resumed run compares the settings that are attributes of this model.
-        for name in ("label_smoothing", "uda_weight", "uda_temperature", "uda_threshold"):
-            setattr(self, name, getattr(trainer, name))
         self.student = student
         self.seed_generator = keras.random.SeedGenerator(arguments.optional(arguments.non_negative_int, "seed", seed))
         with_baseline = arguments.boolean("baseline", baseline)
@@ -212,6 +209,13 @@ class MetaPseudoLabels(TrainingWrapper):
         self._hidden.trainer.compile(teacher_optimizer)
         self._hidden.trainer.optimizer.build(self.teacher.trainable_variables)
         super().compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+
+    def run_record(self):
+        """Returns what `keras_vit.training.fit` compares on resuming, in addition to the public attributes."""
+        trainer = self._hidden.trainer
+        names = ("label_smoothing", "uda_weight", "uda_temperature", "uda_threshold")
+        settings = {name: getattr(trainer, name) for name in names}
+        return {"model": {"teacher": self.teacher, **settings}, "optimizer": {"teacher": self.teacher_optimizer}}
 
     def forward_passes(self):
         return [self.student, self.teacher]

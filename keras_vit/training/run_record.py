@@ -21,21 +21,23 @@ _NOT_COMPARED = ("module", "registered_name", "build_config", "compile_config", 
 
 def describe_run(model, batch=None):
     """Returns a dict of JSON values: the configs of model, optimizer and loss, and the rate unless it is a schedule."""
-    rate, kept = plain_rate(model.optimizer), {id(variable) for variable in model.variables}
+    rate, kept = _rate(model.optimizer), {id(variable) for variable in model.variables}
     # Checkpoints contain only `model.variables`. Record hashes of all other weights, such as the weights of the teacher
     # in a `Distiller`.
     unsaved = [keras.ops.convert_to_numpy(v) for v in model.non_trainable_variables if id(v) not in kept]
     record = {
         "model": {**_clean(_config(model)), "unsaved": [_digest(np.atleast_1d(value)) for value in unsaved]},
         "optimizer": _clean(_config(model.optimizer)),
-        "learning_rate": None if rate is None else float(rate),
+        "learning_rate": rate,
         "loss": {"config": _clean(_config(getattr(model, "loss", None))), **_loss_value(model, batch)},
     }
-    if (second := getattr(model, "teacher_optimizer", None)) is not None:
-        # `MetaPseudoLabels` trains a second model. Callbacks do not change its learning rate, so record the rate here.
-        rate = plain_rate(second)
-        record["model"]["teacher"] = _clean(_config(getattr(model, "teacher", None)))
-        record["optimizer"]["teacher"] = _clean(_config(second)) | {"rate": None if rate is None else float(rate)}
+    # A model with parts that are not in its config, such as `MetaPseudoLabels`, returns them by its `run_record`.
+    for part, values in getattr(model, "run_record", dict)().items():
+        for name, value in values.items():
+            record[part][name] = _clean(_config(value))
+            if isinstance(value, keras.optimizers.Optimizer):
+                # Callbacks do not change the learning rate of a second optimizer, so record the rate here.
+                record[part][name]["rate"] = _rate(value)
     return record
 
 
@@ -60,6 +62,11 @@ def plain_rate(optimizer):
     """Returns the variable of an optimizer's learning rate, or None if the learning rate is a schedule."""
     rate = getattr(optimizer, "learning_rate", None)
     return rate if isinstance(rate, keras.Variable) else None
+
+
+def _rate(optimizer):
+    rate = plain_rate(optimizer)
+    return None if rate is None else float(rate)
 
 
 def describe_data(data, batch, steps, **options):
