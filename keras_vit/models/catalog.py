@@ -1,6 +1,7 @@
 """Lists the model families, and recognises the family of a checkpoint and the code base that wrote it."""
 
 import os
+import re
 
 from keras_vit import arguments
 from keras_vit.models import saved
@@ -68,7 +69,6 @@ def _source(file, source):
 
     If the model was saved as a part of a larger module, the prefix is the name of this part and a dot; if not, "".
     """
-    known = sources()
     name = SOURCES_OF_FILES.get(os.path.basename(file.path)) if source is None else source
 
     def matching(keys):
@@ -89,9 +89,9 @@ def _source(file, source):
                 f"{', '.join(inner)}. Save the state dict of one model to a file."
             )
         if not inner and source is not None:
-            fitting = dict.fromkeys(each.name for each in _all_sources() if each.matches(file.entries)) or known
+            fitting = dict.fromkeys(each.name for each in _all_sources() if each.matches(file.entries)) or sources()
             expected = f"one of {', '.join(map(repr, fitting))}, or None to recognise it by the file's keys"
-            raise arguments.invalid("source", expected, source, known)
+            raise arguments.invalid("source", expected, source, fitting)
         if not inner:
             raise ValueError(
                 "The keys match no known source. Expected keys such as embedding/kernel or patch_embed.proj.weight. "
@@ -117,16 +117,15 @@ def recognise(keys, container, facts):
             f"The config.json contains model_type={model_type!r}. Expected one of {', '.join(map(repr, known))}.{why}"
         )
     for family in FAMILIES.values():
+        if container == "h5" and any(re.match(family.refused_h5, key) for key in keys):
+            raise ValueError(
+                f"Expected another file than the .weights.h5 of a {family.builder}. Build the same model, and call "
+                "model.load_weights(path)."
+            )
         found = family.recognise(keys, container, facts)
         own = (source for source in family.sources if source.name != "keras" and source.recognises(keys))
         if found := found or next(own, None):
             return found
-    if container == "h5" and any(key.startswith(("stem_conv_2/", "vt_1/")) for key in keys):
-        # The layers of a CoAtNet and of a VTResNet have the same names as layers of other families.
-        raise ValueError(
-            "Expected another file than the .weights.h5 of a CoAtNet or VTResNet. Build the same model, and call "
-            "model.load_weights(path)."
-        )
     # Check the sources "keras" (Keras' .weights.h5 files) last, because files of keras.applications may have the same
     # keys.
     return next((source for source in _all_sources() if source.name == "keras" and source.recognises(keys)), None)

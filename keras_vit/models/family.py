@@ -22,8 +22,8 @@ class FamilyModel(CheckedRuns, keras.Model):
 
     If the heads of a ViT read only the class token or the distillation token, the last block computes only these
     tokens. In a model of 12 blocks, this saves 1/16 of the work. A PyTorch hook on the last block then gets only these
-    tokens. A new model that is built from the same layers, such as
-    `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
+    tokens, and so does an activity regularizer that is set on a built model. A new model that is built from the same
+    layers, such as `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
 
     Example:
 
@@ -177,6 +177,8 @@ class Family:
         recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file with these keys,
             this format and these metadata, or None. If this function returns None, the `recognises` methods of
             `sources` are called.
+        refused_h5: Regular expression of a key that only .weights.h5 files of this family have, if the package cannot
+            read these files.
         settings: Names of the config fields that change the outputs, but do not follow from the shapes of a file's
             arrays.
         fit: Function `fit(file, found, fields, given)` that checks config fields against a checkpoint, and returns a
@@ -195,6 +197,7 @@ class Family:
     above: tuple[str, ...]
     sources: Mapping = dataclasses.field(default_factory=dict)
     recognise: Callable = lambda keys, container, facts: None
+    refused_h5: str = "(?!)"
     settings: tuple[str, ...] = ()
     fit: Callable = lambda file, found, fields, given: {}
     formats: Mapping = dataclasses.field(default_factory=dict)
@@ -298,8 +301,8 @@ def build(family, variant, given, defaults=None, function=None):
         function: Name of the function that the user called, for errors.
     """
     given, defaults = dict(given), defaults or {}
-    weights = given.pop("weights", None) if family.sources else None
     given |= given.pop("fields", {})
+    weights = given.pop("weights", None) if family.sources else None
     fields, options = family.split(given, function)
     options = {
         "name": family.config.variant_model_name(variant),

@@ -48,6 +48,7 @@ COATNET = Family(
     builder="CoAtNet",
     above=("norm", "pooling", "pre_logits", "pre_logits_tanh"),
     sources={TIMM_COATNET: checkpoint.read_config},
+    refused_h5="stem_conv_2/",
     settings=(
         *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),
         *("se_activation", "layer_norm_epsilon", "batch_norm_epsilon"),

@@ -40,7 +40,9 @@ def connect(images, config, *, head_init="zeros", dropout_rate=0.0, drop_path_ra
     return dense_head(x, config, head_init)
 
 
-VT_RESNET = Family(config=VTResNetConfig, connect=connect, builder="VTResNet", above=("pooling", "dropout"))
+VT_RESNET = Family(
+    config=VTResNetConfig, connect=connect, builder="VTResNet", above=("pooling", "dropout"), refused_h5="vt_1/"
+)
 
 
 @takes(usual_arguments, VT_RESNET)
