@@ -13,7 +13,7 @@ from keras_vit.evaluation.features import invalid, outputs_and_classes
 from keras_vit.files import replacing
 from keras_vit.images.figures import finish, literal, new_figure
 from keras_vit.images.table import CSVWriter
-from keras_vit.prediction.classes import ids_and_names, mean_probabilities, prediction_activation
+from keras_vit.prediction.classes import distinct_names, ids_and_names, mean_probabilities, prediction_activation
 from keras_vit.prediction.inputs import real_array, to_numpy
 from keras_vit.prediction.outputs import check_all_read, image_batches
 from keras_vit.prediction.preprocessing import require_normalization
@@ -53,7 +53,7 @@ def classification_report(
     if arguments.non_negative_int("num_mistakes", num_mistakes) and isinstance(data, Iterator):
         expected = "data that can be read twice (arrays, a list or a dataset), or num_mistakes=0"
         raise arguments.invalid("data", expected, f"a {type(data).__name__}")
-    names, activation = [name for _, name in ids_and_names(model)], prediction_activation(model)
+    names, activation = distinct_names(ids_and_names(model)), prediction_activation(model)
     if activation == "sigmoid" or len(names) < 2:
         raise arguments.invalid("model", "a classifier of two or more classes that exclude each other", model.name)
     outputs, labels = outputs_and_classes(model, data, batch_size, verbose)

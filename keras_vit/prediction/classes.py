@@ -1,5 +1,6 @@
 """Converts model outputs to probabilities of named classes."""
 
+import collections
 import functools
 import logging
 import numbers
@@ -110,6 +111,12 @@ def folder_names(model):
     """Returns a different name for each class: its name, or its id if names are repeated, as in ImageNet."""
     ids, names = zip(*ids_and_names(model), strict=True)
     return list(names if len(set(names)) == len(names) else ids)
+
+
+def distinct_names(classes):
+    """Returns a different name for each (id, name): the name, followed by the id in brackets if it is repeated."""
+    count = collections.Counter(name for _, name in classes)
+    return [f"{name} ({id})" if count[name] > 1 else name for id, name in classes]
 
 
 def gives_classes(model):

@@ -13,7 +13,7 @@ from keras_vit import arguments
 from keras_vit.console import printable
 from keras_vit.images.files import NOT_READ, visible_files
 from keras_vit.images.table import CSVWriter, csv_rows, empty, read_columns
-from keras_vit.prediction.classes import outputs_named
+from keras_vit.prediction.classes import distinct_names, outputs_named
 from keras_vit.prediction.classify import predict_paths
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def predict_images(
 
     The index contains paths, or the cells of a table's `path_column`. The values are probabilities, or the outputs of a
     model with `task="regression"`, as in `keras_vit.evaluation.predict`. So `frame.idxmax(axis=1)` returns the classes,
-    and `frame.to_csv("submission.csv")` writes a probability per class. Images are resized and scaled by the model's
+    and `frame.to_csv("submission.csv")` writes a probability per class. If several classes have the same name, their
+    columns also contain the id, as in "crane (n02012849)". Images are resized and scaled by the model's
     `preprocessing`. An unreadable image gets a row of NaN and a warning.
 
     Args:
@@ -65,7 +66,7 @@ def predict_images(
         import pandas
     except ImportError as error:
         raise ImportError("A DataFrame of predictions needs pandas: pip install pandas") from error
-    columns = [name for _, name in outputs_named(model)]
+    columns = distinct_names(outputs_named(model))
     arguments.text("extension", extension)
     one = isinstance(images, (str, os.PathLike, Mapping)) or hasattr(images, "columns")
     images = [images] if one else arguments.several("images", images)

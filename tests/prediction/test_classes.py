@@ -6,10 +6,12 @@ from keras import ops
 import keras_vit
 from keras_vit.prediction import classes
 from keras_vit.prediction.classes import (
+    distinct_names,
     folder_names,
     gives_features,
     imagenet_classes,
     output_activation,
+    outputs_named,
     prediction_activation,
 )
 from tests.errors import refuses
@@ -67,6 +69,8 @@ def test_decode_predictions_uses_the_models_class_names(caplog):
     imagenet = keras_vit.decode_predictions(np.eye(1000)[[285]], build(num_classes=1000), top=1)
     assert imagenet == [[("n02124075", "Egyptian_cat", 1.0)]]
     # ImageNet has two classes with the name "crane".
+    names = distinct_names(outputs_named(build(num_classes=1000)))
+    assert len(set(names)) == 1000 and names[134] == "crane (n02012849)" and names[285] == "Egyptian_cat"
     assert folder_names(build(num_classes=1000))[134] == "n02012849"
     assert folder_names(build(num_classes=2, class_names=("ant", "bee"))) == ["ant", "bee"]
     assert not caplog.records
