@@ -46,6 +46,7 @@ def test_wrapper_prefixes_are_removed(prefix, weights, model, tmp_path):
 
 WRAPS = [lambda average: average, lambda average: {"module": average, "decay": 0.9}]
 WRAPS += [lambda average: {"state_dict": average}, lambda average: {**average, "updates": 3}]
+WRAPS += [lambda average: {"shadow": average, "decay": 0.9}]
 
 
 @pytest.mark.parametrize("average, raw", [("state_dict_ema", "state_dict"), ("model_ema", "model"), ("ema", "net")])
@@ -56,8 +57,9 @@ def test_moving_average_is_read_before_raw_weights(average, raw, wrap, weights, 
 
 
 @pytest.mark.parametrize("average", [{"decay": 0.99}, {}, 5])
-def test_entry_named_ema_without_weights_is_ignored(average, weights, model, tmp_path):
+def test_entry_named_ema_without_weights_is_ignored(average, weights, model, tmp_path, caplog):
     assert_same(tmp_path / "w.pth", {"state_dict": weights, "ema": average}, model)
+    assert ("ema: the file's 'state_dict' is read" in caplog.text) == isinstance(average, dict)
 
 
 @pytest.mark.parametrize("keys", [("model",), ("model", "model_ema")])

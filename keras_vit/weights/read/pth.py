@@ -32,11 +32,13 @@ class PthFile(WeightsFile):
 
     def __init__(self, path):
         super().__init__(path)
-        found = self._load()
+        found, unread = self._load(), []
         if isinstance(found, dict):
-            found = {**found, **{name: _average(found[name]) for name in _AVERAGES if name in found}}
+            averages = {name: _average(found[name]) for name in _AVERAGES if name in found}
+            unread = [name for name, state in averages.items() if isinstance(found[name], dict) and not state]
+            found = {**found, **averages}
         wrapped = [name for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
-        self.facts = {"wrapper": wrapped[0] if wrapped else None, "others": wrapped[1:]}
+        self.facts = {"wrapper": wrapped[0] if wrapped else None, "others": [*unread, *wrapped[1:]]}
         self._tensors = found[wrapped[0]] if wrapped else found
         if not isinstance(self._tensors, dict) or not self._tensors:
             raise refuse(self.path, f"it holds a {type(self._tensors).__name__} instead of a state dict")
@@ -119,12 +121,12 @@ class PthFile(WeightsFile):
 def _average(found):
     """Returns the state dict of averaged (EMA) weights in `found`, or None if there is none.
 
-    `found` is either this state dict, or a dict that contains it under the key "module" or "state_dict".
+    `found` is either this state dict, or a dict that contains it under the key "module", "state_dict" or "shadow".
     """
     import torch
 
     if isinstance(found, dict):
-        inner = (found.get(name) for name in ("module", "state_dict"))
+        inner = (found.get(name) for name in ("module", "state_dict", "shadow"))
         found = next((state for state in inner if isinstance(state, dict)), found)
         # Numbers, such as a count of updates, are not weights.
         found = {key: value for key, value in found.items() if not isinstance(value, (int, float))}
