@@ -15,8 +15,8 @@ from keras_vit.models.vit.model import ViT
 from keras_vit.models.vt_resnet.model import VTResNet
 
 P = ParamSpec("P")
-# {name of a builder: (name of the family, variant)}.
-VARIANTS: dict[str, tuple[str, str]] = {}
+# {name of a builder: (name of the family, variant, config fields that differ from the variant)}.
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {}
 
 
 def row(
@@ -26,13 +26,13 @@ def row(
     family = next(family for family in FAMILIES.values() if family.builder == builder.__name__)
 
     def named(**kwargs):
-        return build(family, variant, kwargs, defaults, name)
+        return build(family, variant, {"fields": kwargs}, defaults, name)
 
     signature = inspect.signature(builder)
     named.__signature__ = signature.replace(
         parameters=[parameter for key, parameter in signature.parameters.items() if key != "variant"]
     )
-    VARIANTS[name] = family.name, variant
+    VARIANTS[name] = family.name, variant, defaults
     named.__name__ = named.__qualname__ = name
     named.__module__ = __name__
     settings = "".join(f", {key}={value!r}" for key, value in defaults.items())

@@ -143,14 +143,16 @@ def _parameters(row):
 
     Returns None for other families, and for variants with "+" in the name (hybrids, S+ and H+).
     """
-    family, variant = VARIANTS[row.architecture]
+    family, variant, fields = VARIANTS[row.architecture]
     if family != "vit" or "+" in variant:
         return None
     (width, num_layers, mlp_dim, _, gated), patch, _ = decode_variant(variant)
     # The parameters of the four attention layers (queries, keys, values and output), the MLP, and the two norms.
     block = 4 * width * (width + 1) + (2 + gated) * mlp_dim * width + (1 + gated) * mlp_dim + width + 4 * width
     embedding = (3 * patch**2 + 1 + 1 + (row.resolution // patch) ** 2 + 1) * width
-    return num_layers * block + embedding + 2 * width + (width + 1) * row.num_classes
+    embedding += 2 * width if (distilled := fields.get("distillation_token", False)) else 0
+    heads = (1 + distilled) * (width + 1) * row.num_classes + width * fields.get("projection_dim", 0)
+    return num_layers * block + embedding + 2 * width + heads
 
 
 COLUMNS = {

@@ -166,8 +166,9 @@ def test_table_is_aligned_and_columns_are_chosen():
     row = zoo.find("DeiTB16.imagenet2012")
     assert zoo.table([row], ("params", "sha256")).splitlines()[1].split() == ["87M", "b5f2ef4d"]
     refuses("`columns`. Expected one of 'name', .*'url'. Received: 'size'", zoo.table, [row], ("size",))
-    for name, parameters in (("DeiTTi16.imagenet2012", 5.717e6), ("DINOv2S14.lvd142m", 22.056e6)):
-        assert zoo._parameters(zoo.find(name)) == pytest.approx(parameters, rel=1e-3)
+    names = ("DeiTTi16.imagenet2012", "DINOv2S14.lvd142m", "DeiTB16Distilled.imagenet2012_384", "CLIPB32.openai")
+    for name, millions in zip(names, (5.717, 22.056, 87.630, 87.849), strict=True):
+        assert zoo._parameters(zoo.find(name)) == pytest.approx(millions * 1e6, rel=1e-3)
 
 
 def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
