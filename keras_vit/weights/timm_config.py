@@ -156,7 +156,7 @@ def config_json(name, args, config, facts, source, arrays):
     usual = [DEFAULT_IMAGE_SIZE] * 2 if None in config.image_size else list(config.image_size)
     first, head = (key.removesuffix(".weight") for key in (next(iter(arrays)), *source.find("head/kernel").keys))
     # In a model without a head, the width is the length of its last normalization layer's weights.
-    widths = (f"{head}.weight", "norm.weight", "fc_norm.weight")
+    widths = (f"{head}.weight", "norm.weight", "fc_norm.weight", "bn2.weight")
     return {
         "architecture": name,
         "num_classes": config.num_classes,

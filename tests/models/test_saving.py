@@ -196,12 +196,12 @@ def test_family_without_format_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     model.save_weights(tmp_path / "model.weights.h5")
     check_refused(message + " or model.save_weights and model.load_weight", tmp_path / "model.weights.h5", into=model)
-    for other in (model, coatnet.build()):
+    for other, name in ((model, "VTResNet"), (coatnet.build(), "CoAtNet")):
         other.save_weights(tmp_path / "model.weights.h5")
-        check_refused("of a CoAtNet or VTResNet. Build the same .* model.load_weights", tmp_path / "model.weights.h5")
+        check_refused(f"of a {name}. Build the same .* model.load_weights", tmp_path / "model.weights.h5")
 
 
-@pytest.mark.parametrize("builder, num_features", [("ViTTi16", 192), ("BiTR50x1", 2048)])
+@pytest.mark.parametrize("builder, num_features", [("ViTTi16", 192), ("BiTR50x1", 2048), ("EfficientNetB0", 1280)])
 @pytest.mark.parametrize("num_classes", [0, 5])
 def test_timm_folder_states_its_features(tmp_path, builder, num_features, num_classes):
     of_timm = {"resnet_epsilons": "timm", "pool_padding": "zeros"} if "BiT" in builder else {}
