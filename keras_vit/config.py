@@ -35,6 +35,7 @@ _FOLLOWS = (
     ("image_size", "grid_size"),
     ("image_size", "table_image_size"),
     ("pooling", "class_token"),
+    ("qkv_bias", "key_bias"),
 )
 
 
@@ -52,9 +53,9 @@ def checked_activation(name, value):
     return activations.name_or_function(activations.get(value, name))
 
 
-def stage_sizes(name, value):
+def stage_sizes(name, value, least=0):
     """Returns `value` as a tuple of ints; raises if it is not a list of the number of units in each stage."""
-    if not isinstance(value, (tuple, list)):
+    if not isinstance(value, (tuple, list)) or len(value) < least:
         raise arguments.invalid(name, "the number of units of each stage, as in (3, 4, 9)", value)
     if len(value) > MOST_STAGES:
         raise arguments.invalid(name, f"at most {MOST_STAGES} stages", value)
@@ -276,9 +277,10 @@ class ModelConfig:
 
     def replace(self, **changes):
         """Returns a copy with changed fields. Derives dependent fields again; raises if a field is invalid."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in fields}
         changed = {name for name, value in changes.items() if not np.array_equal(value, values.get(name))}
-        derived = {name: None for source, name in _FOLLOWS if source in changed and name in values}
+        derived = {name: fields[name].default for source, name in _FOLLOWS if source in changed and name in values}
         return arguments.record(type(self), {**values, **derived, **changes})
 
     def to_dict(self):

@@ -142,6 +142,7 @@ def test_replace_updates_dependent_fields():
     assert any_size.replace(image_size=64).grid_size is None
     assert any_size.replace(image_size=[None, None], pooling="gap") == any_size
     assert config.replace(pooling="gap").replace(pooling="token").class_token
+    assert config.replace(qkv_bias=False).replace(qkv_bias=True).key_bias
     assert config.replace(hidden_dim=512, num_heads=6, head_dim=85).replace(hidden_dim=768).hidden_dim == 768
     with pytest.raises(ValueError, match="`mean` to hold one number, or one for each of the images' 1 channels"):
         config.replace(in_channels=1, preprocessing=keras_vit.Preprocessing(mean=(0.1, 0.2, 0.3)))
