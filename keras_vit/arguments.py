@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def invalid(name, expected, value, known=()):
 
 def nearest(name, known, most=1):
     """Returns ". Did you mean 'x'?" with up to `most` names from `known`. Returns "" if none is similar to `name`."""
-    plain = {_plain(other): other for other in reversed([*known]) if isinstance(other, str)}
+    plain = {_plain(other): other for other in reversed([*known]) if isinstance(other, str) and other != name}
     found = difflib.get_close_matches(_plain(name), plain, most) if isinstance(name, str) else []
     return f". Did you mean {' or '.join(repr(plain[other]) for other in found)}?" if found else ""
 
@@ -157,8 +157,13 @@ def found(name, value, get, expected):
 
 text = functools.partial(instance, kinds=str, expected="a string")
 path = functools.partial(instance, kinds=(str, os.PathLike), expected="a path")
-names = functools.partial(instance, kinds=Iterable, expected="a name or several names")
 function = functools.partial(instance, kinds=Callable, expected="a function")
+
+
+def names(name, value):
+    """Raises if `value` is neither a string nor several strings."""
+    if not isinstance(value, Collection) or not all(isinstance(each, str) for each in value):
+        raise invalid(name, "a name or several names", value)
 
 
 def several(name, value):

@@ -2,8 +2,6 @@ import re
 
 import pytest
 
-from keras_vit.models.bit.bottleneck import Bottleneck
-from keras_vit.models.coatnet.relative_transformer_block import RelativeTransformerBlock
 from tests.errors import not_found, refuses
 from tests.models.test_every_family import BUILDERS
 
@@ -18,7 +16,7 @@ COATNET |= {"se_ratio": 0, "transformer_norm": "group", "position_interpolation"
 COATNET |= {"drop_path_rate": 1.0, "image_size": (16, None), "expanded_from": "both"}
 NAMED = {
     "vit": VIT,
-    "bit": {"image_size": (16, None), "stages": (2, 0), "width_factor": 0, "pool_padding": "same"},
+    "bit": {"image_size": (16, None), "stages": (), "width_factor": 0, "pool_padding": "same"},
     "coatnet": COATNET,
     "efficientnet": {"image_size": (16, 16, 3), "in_channels": 0, "repeats": (0,) * 7, "padding": "valid"}
     | {"batch_norm_epsilon": 0.0, "drop_path_rate": 1.0},
@@ -68,8 +66,3 @@ def test_bad_argument_is_explained(family, changes, message):
 def test_missing_weights_file_is_named():
     for family in ("vit", "bit"):
         not_found("nowhere", BUILDERS[family][0], weights="nowhere.npz")
-
-
-def test_flag_of_a_layer_has_to_be_a_bool():
-    refuses("`pre_activation`. Expected a bool", Bottleneck, 64, pre_activation="False")
-    refuses("`shortcut_bias`. Expected a bool", RelativeTransformerBlock, 2, 3, 8, (3, 2), shortcut_bias="no")

@@ -135,6 +135,7 @@ def test_dict_changes_single_fields_of_the_preprocessing():
         ("regression", False, 'Use task="regression" instead of True'),
         ("variant", "base", r'Use a builder that takes a variant, such as keras_vit.ViT\("B/16"\)'),
         ("num_clases", 3, "Did you mean 'num_classes'"),
+        ("fields", 3, r"See help\(keras_vit.ViTB16\)"),
     ],
 )
 def test_argument_of_other_libraries_is_translated(name, value, hint):

@@ -181,11 +181,12 @@ def test_error_lists_all_settings_that_differ(tiny_file):
 
 def test_invalid_argument_is_refused(tiny, tiny_file):
     for source in ("nobody", "timm"):
-        message = f"`source`. Expected one of 'official', 'big_vision', or None.*Received: '{source}'"
+        message = f"`source`. Expected one of 'official', 'big_vision', or None.*Received: '{source}'$"
         check_refused(message, tiny_file, into=tiny, source=source)
     check_refused("no `variant` for .*Received: 'B/16'.*keras_vit.ViT\\('B/16'", tiny_file, variant="B/16")
     check_refused("`allow`", tiny_file, into=tiny, allow=("everything",))
     check_refused(r"`skip`.*Received: \['haed'\]", tiny_file, into=tiny, skip=("haed",))
+    check_refused(r"`skip`.*Received: \[\['head'\]\]", tiny_file, into=tiny, skip=[["head"]])
     check_refused("position_interpolation", tiny_file, into=tiny, position_interpolation="spline")
     for grid in ((3, 5), (4,), 4, (-4, -4), (4.0, 4.0), "44"):
         check_refused("`grid_size`.*16 position embeddings", tiny_file, into=tiny, grid_size=grid)

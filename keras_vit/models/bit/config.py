@@ -73,7 +73,7 @@ class BiTConfig(ModelConfig):
     family: ClassVar[str] = "bit"
     sizes: ClassVar[tuple[str, ...]] = ("in_channels", "num_classes", "stages", "width_factor")
 
-    stages: tuple[int, ...] = checked(stage_sizes)
+    stages: tuple[int, ...] = checked(stage_sizes, 1)
     width_factor: float = checked(half_multiple)
     pool_padding: str = checked(arguments.choice, ("lowest", "zeros"), default="lowest")
     resnet_epsilons: str = checked(arguments.choice, RESNET_EPSILONS, default="official")
