@@ -77,9 +77,6 @@ class PositionEmbedding(Layer):
         if self.grid_size is None:
             self.grid_size = self._found_grid(length, images_shape)
         rows, columns = self.grid_size
-        if images_shape is None and length is not None and length != self.num_prefix_tokens + rows * columns:
-            expected = f"Expected {self.num_prefix_tokens} prefix tokens and {rows} x {columns} patches"
-            raise ValueError(f"{expected}. Received: {length} tokens, shape {tuple(tokens_shape)}")
         if hidden_dim % METHODS[self.method]:
             expected = f'Expected a multiple of {METHODS[self.method]} channels with method="{self.method}"'
             raise ValueError(f"{expected}. Received: {hidden_dim} channels")
@@ -115,6 +112,10 @@ class PositionEmbedding(Layer):
         grid_size = self.grid_size
         if images is not None:
             grid_size = arguments.grid_size(ops.shape(images)[1:3], self.patch_size)
+        (rows, columns), length = grid_size, tokens.shape[1]
+        if all(type(n) is int for n in (rows, columns, length)) and length != self.num_prefix_tokens + rows * columns:
+            expected = f"Expected {self.num_prefix_tokens} prefix tokens and {rows} x {columns} patches"
+            raise ValueError(f"{expected}. Received: {length} tokens, shape {tuple(tokens.shape)}")
         return tokens + ops.cast(self._positions(grid_size, tokens.shape[-1]), tokens.dtype)
 
     def _positions(self, grid_size, hidden_dim):
