@@ -60,8 +60,11 @@ class Layer(keras.layers.Layer):
         if not self.built:
             self.build(*input_shapes)
         inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
-        output = keras.tree.flatten(self.compute_output_spec(*inputs))[0]
-        return costs.total(costs.operation_steps(self, inputs, {}, output))
+        # The cost does not depend on the rotary positions, so any shape is valid.
+        needs_rotary = getattr(self, "rotary_layout", None) is not None
+        options = {"rotary": keras.KerasTensor((1, 2, 4))} if needs_rotary else {}
+        output = keras.tree.flatten(self.compute_output_spec(*inputs, **options))[0]
+        return costs.total(costs.operation_steps(self, inputs, options, output))
 
     def cost_steps(self, input_shape, **call_arguments):
         """Returns a list with a tuple for each step of a call on one image.

@@ -19,6 +19,7 @@ LAYERS = {
     "mlp": (lambda: MLP(20), TOKENS, 0),
     "gated mlp": (lambda: MLP(20, "silu", gated=True, inner_norm=True), TOKENS, 0),
     "attention": (lambda: MultiHeadSelfAttention(3, qk_norm=True), TOKENS, 2 * 5 * 5 * 12),
+    "rotary block": (lambda: TransformerBlock(3, 20, rotary_layout="pairs"), TOKENS, 2 * 5 * 5 * 12),
     "transformer block": (lambda: TransformerBlock(3, 20, layer_scale_init=0.1), TOKENS, 2 * 5 * 5 * 12),
     "inverted bottleneck": (lambda: InvertedBottleneck(16, kernel_size=3), IMAGE, 0),
 }
