@@ -25,7 +25,7 @@ class DropPath(keras.layers.Dropout):
     """
 
     def __init__(self, rate, seed=None, **kwargs):
-        super().__init__(arguments.rate("rate", rate), seed=arguments.seeds(seed, 1)[0], **kwargs)
+        super().__init__(arguments.rate("rate", rate), None, arguments.seeds(seed, 1)[0], **kwargs)
         self.seed = seed
 
     def call(self, inputs, training=False):

@@ -3,6 +3,7 @@ import pytest
 from keras import ops
 
 from keras_vit.layers import DropPath
+from tests.errors import refuses
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -31,3 +32,4 @@ def test_seed_fixes_the_draws_and_each_call_draws_anew():
     np.testing.assert_array_equal(ops.convert_to_numpy(second(x, training=True)), draws[0])
     assert (draws[0] != draws[1]).any()
     assert (ops.convert_to_numpy(DropPath(0.5, seed=2)(x, training=True)) != draws[0]).any()
+    refuses("noise_shape", DropPath, 0.5, noise_shape=(1, 1, 1), error=TypeError)
