@@ -75,9 +75,9 @@ def replace_broken(
     """Makes batches of the (index, record) in `data`, and replaces or leaves out broken images.
 
     Each batch is (index of the first record, images, labels, (indices, names and "image" of the broken records)).
-    `decode` may fail, and `prepare` must not. The record `sound` replaces a batch without readable images. `shard` is
-    (index of this process, number of processes). With `full`, other images replace broken images; with `weighted`,
-    the weight of these images, the last tensor of `labels`, is 0. `whole` drops a last smaller batch.
+    `decode` may fail, and `prepare` must not. If all images of a batch are broken, the record `sound` replaces them.
+    `shard` is (index of this process, number of processes). With `full`, copies of other images replace broken images.
+    With `weighted`, the weight of a copy, in the last tensor of `labels`, is 0. `whole` drops a smaller last batch.
     """
     size = batch_size // shard[1]
 

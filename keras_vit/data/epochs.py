@@ -42,7 +42,7 @@ class Epochs:
         if self._repeat:
             numbers = tf.data.Dataset.range(self.first, LAST)
             return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
-        # If `skip_batches` makes the data start within an epoch, an iteration ends at that position of the next epoch.
+        # If the data starts within an epoch (`skip_batches`), an iteration ends at the same position of the next epoch.
         parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
         parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
         upcoming = self._next
@@ -54,7 +54,7 @@ class Epochs:
         return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def row_weight(self, num_batches):
-        """Returns the weight to give each image so that the mean weight of all rows is 1; padding has the weight 0."""
+        """Returns the weight of an image. With the weight 0 of padding rows, the mean weight of all rows is 1."""
         rows = num_batches * self._batch_size
         padding = -self.size % self._batch_size if self.start + rows >= self.size else 0
         return rows / (rows - padding)
@@ -66,7 +66,7 @@ class Epochs:
         """
         data = self._records
         if self._repeats > 1 and (self._shuffle_buffer or 1) < self._num_images:
-            # Without this selection, `take` would return images from the beginning of the records in each epoch.
+            # Select other records in each epoch, because `take` below always starts at the beginning.
             data = data.shard(self._repeats, epoch % self._repeats)
         if self._shuffle_buffer is not None:
             # Remove the user's global TensorFlow seed, which would change the order.
@@ -87,7 +87,7 @@ class Epochs:
         return data
 
     def with_epoch_end(self, data, broken, num_batches):
-        """Returns the batches in `data`, (index, broken records, batch). Reading them counts epochs.
+        """Returns the batches in `data`, a dataset of (index, broken records, batch), and counts epochs during reading.
 
         An iteration has `num_batches`. The `BrokenImages` `broken` reports the broken records of each epoch.
         """

@@ -150,9 +150,9 @@ def _class_folders(path, class_names, may_lack):
 
 
 def _unlabelled(path, share):
-    """Returns the files of a folder as one group. To hold out a share, returns a group for each class.
+    """Returns {group: files}. If a `share` is held out, each class folder is a group. If not, all files are one group.
 
-    The same images are then held out with and without labels. Files outside of classes are the last group, None.
+    The same images are then held out as with labels. The group None contains the files outside of the class folders.
     """
     files = image_files_in(path)
     groups = {name: image_files_in(path / name) for name in folders_in(path)} if share else {}

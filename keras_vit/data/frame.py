@@ -86,7 +86,7 @@ def from_dataframe(
     unused = {"class_names": class_names, "num_classes": num_classes, "label_separator": label_separator}
     for name, value in unused.items() if several or label_column is None or options.get("labels") == "float" else ():
         if value is not None and not (isinstance(value, (list, tuple)) and list(value) == label_columns):
-            raise arguments.invalid(name, "None with several or no label columns, or with labels='float'", value)
+            raise arguments.invalid(name, "None if `label_column` is None or a list, or if labels='float'", value)
     if weight_column is not None and (label_column is None or options.get("labels") == "none"):
         received = "label_column=None" if label_column is None else "labels='none'"
         raise ValueError(f"Expected labels with weight_column={weight_column!r}. Received: {received}")

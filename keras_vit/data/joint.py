@@ -10,9 +10,9 @@ from keras_vit.data.source import Source, tf
 
 
 def relabelled(source: Source, labels: Any) -> Source:
-    """Returns a `Source` of the images that have pseudo labels, with these labels.
+    """Returns a `Source` of the images in `labels`, with their pseudo labels.
 
-    If an image was selected several times, its copies follow each other.
+    If `labels` contains an image several times, the copies of this image follow each other.
 
     Args:
         source: The `Source` of the images: `data.source`, if the pseudo labels were made from the dataset `data`.

@@ -7,7 +7,7 @@ from keras_vit.data.source import tf
 
 # Names of layers that mix several images of a batch, and also mix the labels of these images.
 MIXERS = ("MixUp", "CutMix", "Mosaic", "FourierMix")
-# In TensorFlow, the random operations without a seed tensor, and only these, have names that begin with these words.
+# If a random operation of TensorFlow takes no seed tensor, its name begins with one of these words.
 _UNSEEDED = ("Random", "Rng", "StatefulUniform", "StatefulStandardNormal", "TruncatedNormal", "Multinomial")
 
 

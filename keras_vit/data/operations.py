@@ -134,7 +134,7 @@ def filled(inside, warped):
 
 
 def source(place, length):
-    """Returns if a `place` is in the line, the index of the second of its four pixels, and its distance from it."""
+    """Returns (is `place` in the line, index of the last pixel centered at or before it, distance to this center)."""
     start = tf.floor(place - 0.5)
     return (
         (place >= 0) & (place < tf.cast(length, "float64")),

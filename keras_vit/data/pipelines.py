@@ -20,7 +20,7 @@ PREPROCESSING = tuple(field.name for field in dataclasses.fields(Preprocessing))
 
 
 def refuse_removed(removed, preprocessing):
-    """Raises a TypeError if there are unknown arguments, which are in the dict `removed`.
+    """Raises a TypeError if `removed`, the dict of a call's unknown arguments, is not empty.
 
     The error contains the replacement of each argument that existed in version 0.2.
     """
@@ -35,7 +35,7 @@ def refuse_removed(removed, preprocessing):
 
 
 def input_options(preprocessing, **given):
-    """Returns image_size, channels, normalize and preprocessing: as given, else the model's, else the defaults."""
+    """Returns image_size, channels, normalize and preprocessing. The model's values or defaults replace None."""
     found = {"image_size": 224, "channels": 3, "normalize": True, "preprocessing": preprocessing}
     if preprocessing is None:
         found["preprocessing"] = Preprocessing()
@@ -129,7 +129,7 @@ def pipeline(
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
     `num_batches=5` and without `repeat`, an iteration ends after 5 batches, and the next iteration has new batches.
     After `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
-    `repeat=True`, because a short epoch may be over before training uses its batches: `fit` reads a batch to build a
+    `repeat=True`. If not, the epoch may end before training uses its batches, because `fit` reads a batch to build a
     model, and a `prefetch` that you add reads ahead.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
@@ -249,7 +249,7 @@ def pipeline(
         records, files, num_images = source.records, source.files, source.num_images
         if cache:
             records = records.map(lambda record: read(record, files), parallel) if files else records
-            # TensorFlow would read the files of another source without an error.
+            # The path contains a hash of the source, since TensorFlow would read the cache of another source.
             records = records.cache("" if cache is True else f"{os.fspath(cache)}-{source.fingerprint()}")
             files = False
         # If the records are paths, or files that are cached in memory anyway, the shuffle buffer can hold all of them.

@@ -67,7 +67,7 @@ class Source:
         object.__setattr__(self, "class_names", tuple(names))
 
     def fingerprint(self):
-        """Returns a hash of the names, labels and weights of the records, or of the first 100 if they are images."""
+        """Returns a hash of the records' names, labels and weights. If `files` is False, hashes only 100 records."""
         digest = hashlib.sha256(repr((self.num_images, self.labels, self.class_names)).encode())
         records = self.records if self.files else self.records.take(100)
         records = records.map(lambda record: {key: value for key, value in record.items() if key != "image"})

@@ -163,7 +163,7 @@ class Steps:
         return index, image, beside
 
     def finish(self, index, images, beside, missing):
-        """Returns (index, missing, batch) from the results of earlier steps. `missing` are the broken records."""
+        """Returns (index, missing, batch). `beside` are labels and weights, and `missing` are the broken records."""
         if self._labels is None:
             return index, missing, images
         label, *weight = beside

@@ -82,7 +82,7 @@ def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: 
                     values = values >> (4 if values.max() < 4096 and kind != "PPM" else 8)
                 elif values.min() < 0 or values.max() > 255:
                     received = f"integers from {values.min()} to {values.max()}"
-                    raise ValueError(f"expected pixels of 8 bits, or 16 without a sign, received {received}")
+                    raise ValueError(f"expected pixels of 8 bits or unsigned 16 bits, received {received}")
                 image = Image.fromarray(values.astype("uint8"))
             if image.mode == "F":
                 raise ValueError("expected pixels of 8 or 16 bits, received floating-point numbers of unknown range")
@@ -245,7 +245,7 @@ def decode_png(encoded, channels):
     depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(encoded, 24, 2), "uint8"), 2)
 
     def opaque(image):
-        # If the file has no transparency, `decode_png` with 4 channels sets alpha to 1 for 1 bit, and to 15 for 4 bits.
+        # Do not let tf.io.decode_png add alpha, because it would be 1 for images of 1 bit, and 15 for images of 4 bits.
         return tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255) if channels == 4 else image
 
     def deep_gray():

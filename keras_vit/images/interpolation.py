@@ -78,7 +78,7 @@ def _geometric(old, new, xp):
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # Find the ratio between neighbouring gaps at which the last old offset equals the last new one, by 19 bisections.
+    # Find, by 19 bisections, the ratio between neighbouring gaps for which the last old and new offsets are equal.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2

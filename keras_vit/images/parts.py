@@ -86,7 +86,7 @@ def _palette(gif, at):
 
 
 def _tags(tiff):
-    """Yields the first directory of a TIFF, each tag's values, and a part as long as all these values together."""
+    """Yields the first directory of a TIFF, the values of each tag, and a part with the total length of the values."""
     order = "little" if tiff.startswith(b"II") else "big"
     word, count, entry = (8, 8, 20) if b"+" in tiff[2:4] else (4, 2, 12)
     start = _number(tiff, word, word, order) + count

@@ -35,7 +35,8 @@ class TableRows(dict):
 def read_columns(frame, argument="frame"):
     """Reads a DataFrame, dict or CSV file, the argument `argument`. Returns ({name: values}, lines, folder).
 
-    `lines` is ("row" or "line", the number of each row). Relative paths in the table start from `folder`.
+    `lines` is ("row" or "line", numbers), so that an error can name a row, for example "line 2". Relative paths in the
+    table start from `folder`.
     """
     if isinstance(frame, Mapping) or hasattr(frame, "columns"):
         names = list(getattr(frame, "columns", frame))
