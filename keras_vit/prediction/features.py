@@ -67,8 +67,8 @@ def _block_output(block, format):
     is_module = isinstance(block, VTModule)
     outputs = {"tokens": last if is_module else None, "map": maps[0] if maps else None if is_module else last}
     if outputs[format] is None:
-        expected = "VT modules" if format == "tokens" else "blocks with a feature map, so not the last VT module"
-        raise ValueError(f"Expected {expected} as `blocks` with format={format!r}. Received: block {block.name!r}")
+        expected = "VT modules" if format == "tokens" else "blocks with a feature map, which the last VT module lacks,"
+        raise ValueError(f"Expected {expected} for format={format!r}. Received: block {block.name!r}")
     return outputs[format]
 
 

@@ -104,7 +104,7 @@ def find_images(inputs: Sequence[Any], column=None, folder=None, extension=""):
         raise ValueError("Expected images, folders of images or tables of image paths. Received: none")
     if missing := [path for _, path in found if not os.path.isfile(path)]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        advice = ". Paths in a CSV file start at its folder or at --images; --extension is appended" if headers else ""
+        advice = ". Change a table's paths by `directory` (--images) or `extension` (--extension)" if headers else ""
         raise FileNotFoundError(f"Expected image files. There are none at {', '.join(missing[:10])}{more}{advice}")
     return headers[0] if len(headers) == len(list(inputs)) == 1 else "path", found
 

@@ -22,8 +22,8 @@ def preprocess_input(x, model: keras.Model | None = None):
             checkpoints expect.
 
     Raises:
-        ValueError: If the model has no constants, the channels of `x` do not fit them, or an array is outside 0..255 or
-            already looks scaled to 0..1.
+        ValueError: If the model has no preprocessing constants or takes another number of channels, or if the values of
+            an array are outside 0..255 or look already scaled to 0..1.
 
     Example:
 

@@ -44,9 +44,8 @@ def named(callbacks):
     for name, callback in found.items():
         swapped = swapped and not swaps_on_epoch(callback)
         if swapped and getattr(callback, "restore_best_weights", False):
-            expected = f"Expected {name} to restore the averages of SwapEMAWeights, because validation uses them"
-            received = "Received: a SwapEMAWeights that removes the averages before the end of the epoch."
-            raise ValueError(f"{expected}. {received} Put SwapEMAWeights(swap_on_epoch=True) before {name}.")
+            expected = f"Expected SwapEMAWeights(swap_on_epoch=True) before {name}, because validation uses averages"
+            raise ValueError(f"{expected}. Received: {', '.join(found)}. {name} would restore other weights.")
     return found
 
 

@@ -144,7 +144,7 @@ def check_model(model, slot):
             different = f"{len(saved)} variables instead of {len(here[group])}"
         if different is not None:
             advice = OTHER_FOLDER.format(slot.path.parent)
-            raise ValueError(f"{str(slot.path)!r} is of another {group}: it has {different}. {advice}")
+            raise ValueError(f"{str(slot.path)!r} contains another {group}: {different}. {advice}")
 
 
 def assign(model, arrays, facts, *groups):

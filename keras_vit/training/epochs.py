@@ -55,8 +55,8 @@ class Epochs:
             return _Part(data, None, first, total, before), total
         total = self._total(num_batches(data), first)
         if isinstance(data, keras.utils.PyDataset):
-            # A PyDataset may shuffle itself in `on_epoch_end`. Call this method once before each epoch. A resumed run
-            # repeats the calls of the earlier epochs, except for a new object that a function has returned.
+            # A PyDataset may shuffle itself in `on_epoch_end`, so call this method once before each epoch. In a resumed
+            # run, repeat the calls of the earlier epochs, unless a function has returned a new PyDataset.
             while self._ends <= epoch:
                 self.set_seeds(self._ends)
                 data.on_epoch_end()

@@ -120,7 +120,7 @@ def _class_of_backend(optimizer_class):
 
 
 class _Averaged:
-    """Base class that makes `ema_momentum` the momentum per update, and not per batch as in Keras.
+    """Base class whose `ema_momentum` applies to each update. In Keras, it applies to each batch.
 
     At the end of `fit`, it copies the averages, so that the model does not share arrays with the optimizer.
     """

@@ -156,7 +156,7 @@ class ResumableRun(keras.callbacks.CallbackList):
     def on_epoch_end(self, epoch, logs=None):
         self._call("on_epoch_end", epoch, _floats(logs))
         if self._stopped_early and not self.diverged:
-            # The last checkpoint is of the step before the stop, so that a resumed run trains the rest of the epoch.
+            # The last checkpoint is at this batch. Keep it, so that a resumed run trains the rest of the epoch.
             self._keep(model_arrays(self.model))
             return
         self.epoch, self.batch = epoch + 1, 0

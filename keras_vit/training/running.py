@@ -67,8 +67,8 @@ def run(
         save_every: Int, steps between checkpoints.
         callbacks: Additional Keras callbacks.
         distribution, model_devices: As for `keras_vit.distribution.distributed`. A resumed run may use other devices.
-            If there are several processes (see `keras_vit.distribution.initialize`), each process calls `run` with the
-            same arguments and the same folder.
+            With several processes (see `keras_vit.distribution.initialize`), call `run` in each process with the same
+            arguments and the same folder.
         verbose: As for `model.fit`; 0 also hides the summary.
 
     Raises:
@@ -210,8 +210,8 @@ def _run(recipe, make_dataset, out, split, weights, seed, save_every, callbacks,
         "keras_vit": __version__,
         "history": ended.history.history,
         "class_names": train.class_names,
-        # The names of a table's columns of paths and of labels. None if a submission of one class per image would not
-        # fit: without a table, or with several labels per image.
+        # The names of a table's columns of paths and labels. None without a table, and for images with several labels,
+        # because a submission contains one class per image.
         "table_columns": getattr(train, "table_columns", None) if kind == "int" else None,
     }
     if writes and (ended.first_step < ended.step or not (out / "results.json").exists()):

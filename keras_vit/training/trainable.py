@@ -110,8 +110,8 @@ def enable_lora(
         alpha: Float above 0. The updates are multiplied by `alpha / rank`, and None multiplies them by 1.
         train_head: Bool, whether to train the head too. The head is all layers after the backbone and, if the backbone
             is nested in another model, all layers outside of the backbone.
-        train_norms: Bool, whether to train norms too. These are the layer norms outside of the blocks and the norms of
-            all blocks, except the residual units of a ResNet.
+        train_norms: Bool, whether to train norms too: the layer norms outside of the blocks and all norms of the
+            blocks. Residual units of a ResNet stay frozen.
 
     Raises:
         ValueError: If the model has no transformer blocks or already has LoRA, or the head to train is quantized.
@@ -190,7 +190,7 @@ def _refuse_quantized(model, layers):
     within = [inner for layer in layers for inner in sublayers(layer, keras.Layer)]
     if names := [layer.path for layer in within if getattr(layer, "quantization_mode", None) not in (None, "float8")]:
         raise ValueError(
-            "Expected layers to train that are not quantized. Quantize only frozen layers, or quantize after training. "
+            "Expected that no layer to train is quantized. Quantize only frozen layers, or quantize after training. "
             f"Received: model {model.name!r} with quantized {', '.join(names)}"
         )
 

@@ -107,9 +107,9 @@ def test_features_of_vt_resnet_units_and_modules():
     assert tokens.shape == changed.shape == (2, 3, 12)
     (expected,) = numpy([keras.Model(model.input, model.get_layer("pooling").output)(x)])
     np.testing.assert_allclose(changed.mean(axis=1), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="Expected VT modules as `blocks` with format='tokens'.*'stage_2_unit_01'"):
+    with pytest.raises(ValueError, match="Expected VT modules for format='tokens'. Received: block 'stage_2_unit_01'"):
         keras_vit.features(model, (2, 1), "tokens")
-    with pytest.raises(ValueError, match="blocks with a feature map, so not the last VT module as `blocks`.*'vt_2'"):
+    with pytest.raises(ValueError, match="blocks with a feature map, which the last VT module lacks, for .*'vt_2'"):
         keras_vit.features(model, (3,), format="map")
     assert [y.shape for y in keras_vit.features(model)(x)] == [(2, 8, 11, 4), (2, 4, 6, 8)]
     refuses("below 4, the model's depth", keras_vit.features, model, (4,))

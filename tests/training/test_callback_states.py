@@ -141,7 +141,7 @@ def test_early_stopping_restores_the_validated_average(tmp_path):
     stopping, swap = keras.callbacks.EarlyStopping, keras.callbacks.SwapEMAWeights
     best = stopping("val_loss", patience=9, restore_best_weights=True)
     for wrong in ([swap(), best], [best, swap(swap_on_epoch=True)]):
-        refuses("EarlyStopping.'val_loss'. to restore the averages of SwapEMAWeights", swapped, "refused", wrong)
+        refuses(r"swap_on_epoch=True. before EarlyStopping.'val_loss'., because", swapped, "refused", wrong)
     lowest, end, _ = swapped("best", [swap(swap_on_epoch=True), best])
     assert end == pytest.approx(lowest, rel=1e-5)
     _, end, last = swapped("last", [swap(swap_on_epoch=True), Stop(2)])

@@ -239,7 +239,7 @@ def test_quantized_layers_are_not_trained():
     model = tiny.build(num_layers=1)
     model.quantize("int8")
     for train in (freeze, lambda model: enable_lora(model, rank=2)):
-        refuses("layers to train that are not quantized. .* with quantized head", train, model)
+        refuses("no layer to train is quantized. .* with quantized head", train, model)
     refuses("with quantized head, block_00/attention/qkv, .*, block_00/mlp/dense_2", freeze, model, blocks=0)
     assert not trainable.has_lora(model)
     enable_lora(model, rank=2, train_head=False)
