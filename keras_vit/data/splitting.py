@@ -46,7 +46,7 @@ def folds(
     num_rows = len(next(iter(columns.values()), []))
     k = arguments.positive_int("k", k)
     if not 2 <= k <= num_rows:
-        raise ValueError(f"Expected `k` to be an integer from 2 to the {num_rows} rows. Received: {k!r}")
+        raise ValueError(f"Expected `k` to be an integer from 2 to {num_rows}, the number of rows. Received: {k!r}")
     if label_column is not None and label_column not in list(columns):
         raise ValueError(f"Expected `label_column` to be one of {list(columns)}. Received: {label_column!r}")
     order = np.random.default_rng(arguments.non_negative_int("seed", seed)).permutation(num_rows)
@@ -88,8 +88,8 @@ def splits(
     evaluation and keep their order, like the validation images of `from_directory`.
 
     Args:
-        data: The path of a folder with one subfolder of images per class; the path of a folder whose subfolders `train`
-            and `test` (or `val`, `valid`, `validation`) are such folders; the path of a CSV file; or the name of a
+        data: The path of a folder with one subfolder of images per class; the path of a folder that contains two such
+            folders, `train` and `test` (or `val`, `valid`, `validation`); the path of a CSV file; or the name of a
             dataset for `keras_vit.data.load`.
         data_dir, train_split, test_split: The folder of TFDS datasets, and the TFDS splits for the parts "train" and
             "test". These arguments are used only if `data` is a name for `keras_vit.data.load`.

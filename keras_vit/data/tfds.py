@@ -134,7 +134,7 @@ def load(
     try:
         num_images = builder.info.splits[tfds_split].num_examples
     except (AssertionError, KeyError, ValueError) as error:
-        raise ValueError(f"Expected `split` of {name!r} to be a part of {counts}. Received: {split!r}") from error
+        raise ValueError(f"Expected a split of {name!r} or a part of one: {counts}. Received: {split!r}") from error
 
     decoders = {"image": tfds.decode.SkipDecoding()}
     if isinstance(task.label, str):

@@ -66,7 +66,7 @@ class EvaluationTransform:
 
     @property
     def fill(self):
-        """The value of padded pixels: the mean in `preprocessing` as an integer of 0..255, or one per channel."""
+        """The value of padded pixels: the mean in `preprocessing`, as one integer of 0..255 or one per channel."""
         offset, _ = self.preprocessing.offset_and_scale
         return np.clip(np.round(np.array(offset, "float32")), 0, 255)
 

@@ -79,7 +79,7 @@ def decode_predictions(
         raise ValueError(
             "Expected `predictions` to be probabilities: rows of non-negative numbers that "
             f"{'are at most 1' if separate else 'sum to 1'}. "
-            f"Received: numbers from {p.min():.4g} to {p.max():.4g}, rows that sum to {p[0].sum():.4g} (the first). "
+            f"Received: numbers from {p.min():.4g} to {p.max():.4g}. The first row sums to {p[0].sum():.4g}. "
             "If these are logits, apply keras.ops.softmax first."
         )
     return most_probable(p, classes, top)
@@ -178,8 +178,8 @@ def prediction_activation(model):
         known = any(owner.lower().replace("_", "") in losses for owner in owners)
         if activation is not None and activation != wanted and known:
             raise ValueError(
-                f"Expected a model with task={setting!r}, as its loss is {owners[0]}. Received: model {model.name!r} "
-                f"with another task, which applies a {activation} to its outputs. Pass task={setting!r} to the "
+                f"Expected a model with task={setting!r}, because its loss is {owners[0]}. Received: model "
+                f"{model.name!r}, whose task uses a {activation}. Pass task={setting!r} to the "
                 f'builder or `from_pretrained`, or set model.get_layer("normalization").task = {setting!r}.'
             )
     return activation

@@ -61,7 +61,7 @@ class AttentionTaps:
         image_size = tuple(sides if self.images is None else self.images.shape[1:3])
         (rows, columns), num_tokens = (sides[0] // patch[0], sides[1] // patch[1]), calls[0][1].shape[1]
         if num_tokens < rows * columns:
-            expected = f"blocks that get a token for each of the patches, {rows} x {columns}"
+            expected = f"blocks that get a token for each of the {rows} x {columns} patches"
             raise ValueError(f"Expected {expected}. Received: {num_tokens} tokens in model {self.model.name!r}")
         pixels = patch[0] * image_size[0] / sides[0], patch[1] * image_size[1] / sides[1]
         self.layout = PatchLayout(image_size, (rows, columns), pixels, num_tokens - rows * columns)
@@ -138,7 +138,7 @@ def _read(model, args, layers):
         if ran.count(layer) != 1:
             received = f"{layer.name!r} {'run again' if layer in ran else 'not run'} in model {model.name!r}"
             advice = "If the model calls a ViT several times, pass the ViT: model.get_layer(...)."
-            raise ValueError(f"Expected a model of blocks that run once. Received: {received}. {advice}")
+            raise ValueError(f"Expected a model in which each block runs once. Received: {received}. {advice}")
     reader = keras.Model(graph.inputs, [*graph.outputs, *(x for _, tensors, _ in calls for x in tensors)])
     computed = keras.tree.flatten(reader(values, training=False))
     outputs, computed = computed[: len(graph.outputs)], iter(computed[len(graph.outputs) :])

@@ -307,7 +307,7 @@ def class_name_problems(model, names, validation_names=()):
 
 
 def give_class_names(model, names):
-    """Gives the class names of the data to a model that has none, if it has one output for each name."""
+    """Gives `names`, the class names of the data, to a model without class names that has an output for each name."""
     graph, layer = functional_graph(model), find_normalization(model)
     is_unnamed = names and graph is not None and layer is not None and not layer.class_names
     if is_unnamed and gives_classes(graph) and graph.output_shape[1] == len(names):

@@ -176,7 +176,7 @@ def test_folds_of_regression_targets_and_unlabelled_rows(tmp_path, caplog):
 
 def test_folds_refuse_invalid_k_or_label_column():
     table = {"label": [0, 1, 0]}
-    refuses("`k` to be an integer from 2 to the 3 rows. Received: 1", data.folds, table, 1)
-    refuses("`k` to be an integer from 2 to the 3 rows. Received: 4", data.folds, table, 4)
+    refuses("`k` to be an integer from 2 to 3, the number of rows. Received: 1", data.folds, table, 1)
+    refuses("`k` to be an integer from 2 to 3, the number of rows. Received: 4", data.folds, table, 4)
     for column in ("x", ["label"]):
         refuses(r"`label_column` to be one of \['label'\]. Received: ", data.folds, table, 2, label_column=column)

@@ -68,7 +68,7 @@ def test_load_refuses_missing_dataset_or_labels(folder, tmp_path):
             load(name, "train800" if "/" in name else "train", data_dir=tmp_path)
     with pytest.raises(ValueError, match="a task of VTAB-1k, one of caltech101, .*'vtab/mnist'"):
         load("vtab/mnist", "test", data_dir=tmp_path)
-    with pytest.raises(ValueError, match="`split` of 'tiny' to be a part of .*'train': 30.* Received: 'validation'"):
+    with pytest.raises(ValueError, match="a split of 'tiny' or a part of one: .*'train': 30.* Received: 'validation'"):
         load("tiny", "validation", data_dir=folder)
     with pytest.raises(ValueError, match="a label of 0 to 2 for each image of split 'unlabelled' .* Received: -1"):
         load("tiny", "unlabelled", data_dir=folder)

@@ -59,7 +59,7 @@ def test_token_attention_refuses_invalid_model_or_modules(plain):
     refuses("Expected a model with one layer of type PatchEmbedding", embedding_filters, plain)
     inputs = [keras.Input((32, 41, 3)) for _ in range(2)]
     two = keras.Model(inputs, plain(inputs[0]) + plain(inputs[1]))
-    refuses("blocks that run once. Received: 'vt_1' run again", token_attention_maps, two, [X, X])
+    refuses("each block runs once. Received: 'vt_1' run again", token_attention_maps, two, [X, X])
 
 
 def test_token_attention_plot_has_panel_per_token(plain, tmp_path):

@@ -192,7 +192,7 @@ def test_inspection_refuses_a_vit_that_runs_twice():
     inputs = keras.Input((8, 12, 3)), keras.Input((8, 12, 3))
     siamese = keras.Model(inputs, keras.layers.Subtract()([vit(x) for x in inputs]))
     for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
-        message = "blocks that run once.*Received: 'block_00' run again in model"
+        message = "each block runs once.*Received: 'block_00' run again in model"
         refuses(message, function, siamese, [images, images[::-1]])
     assert attention_rollout(vit, images).shape == (2, 2, 3)
 
