@@ -173,7 +173,7 @@ class Crop:
             return tf.cast(tf.identity(size), "int32")
 
     def _window(self, size, seed):
-        """Returns the part of an image to decode, (y, x, height, width): all, or the crop of "pretrain"."""
+        """Returns the part of an image to decode, (y, x, height, width): a random crop for "pretrain", else all."""
         if self.kind != "pretrain":
             return tf.concat([[0, 0], size], 0)
         start, extent, _ = tf.image.stateless_sample_distorted_bounding_box(

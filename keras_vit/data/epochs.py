@@ -89,7 +89,7 @@ class Epochs:
     def with_epoch_end(self, data, broken, num_batches):
         """Returns the batches in `data`, a dataset of (index, broken records, batch), and counts epochs during reading.
 
-        An iteration has `num_batches`. The `BrokenImages` `broken` reports the broken records of each epoch.
+        An iteration has `num_batches` batches. `broken`, a `BrokenImages`, reports the broken records of each epoch.
         """
         upcoming = self._next
 

@@ -111,7 +111,7 @@ def read_folder(path, *, class_names=None, validation_split=None, subset="traini
 
 
 def validation_options(options):
-    """Returns the options for validation images: without `TRAINING`, unless `options` contains `training`."""
+    """Returns the options for validation images. If `options` lacks `training`, leaves out `TRAINING`."""
     if "training" in options:
         return options
     labels = options.get("labels") or ("one_hot" if augmentation(options.get("augment")).mixes else None)

@@ -36,7 +36,7 @@ class EvaluationTransform:
         return tuple(math.floor(side / self.preprocessing.crop_fraction + 1e-9) for side in self.image_size)
 
     def plan(self, size, xp=np):
-        """Returns the (height, width) to resize an image of `size` to, and the crop's (top, left), below 0 to pad."""
+        """Returns the (height, width) to resize an image of `size` to, and the crop's (top, left), negative to pad."""
         height, width = size[0], size[1]
         rows, columns = map(np.int64, self.resized)
         mode, square = self.preprocessing.resize_mode, self.image_size[0] == self.image_size[1]
@@ -139,7 +139,7 @@ class EvaluationTransform:
         return xp.where(inside[0][:, None, None] & inside[1][None, :, None], image, self.fill)
 
     def _weights(self, old, new, start, size):
-        """Returns the first source pixel of each of `size` new pixels, and the weights of this and the next ones."""
+        """Returns two arrays with a row per new pixel: its first source pixel, and the weights of its source pixels."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
         step = old / new
         wide = max(step, 1.0) if self.preprocessing.antialias else 1.0

@@ -18,7 +18,7 @@ logger = logging.getLogger("keras_vit.data")
 class TableRows(dict):
     """Some rows of a table, as {column name: values}. `chosen` contains the indices of these rows.
 
-    `lines` contains their numbers for errors. `whole` contains all rows, because the chosen rows may lack a class.
+    `lines` contains the row numbers for errors. Classes are inferred from `whole`, which contains all rows.
     """
 
     def __init__(self, columns, lines, chosen):

@@ -114,7 +114,7 @@ def folder_names(model):
 
 
 def distinct_names(classes):
-    """Returns a different name for each (id, name): the name, followed by the id in brackets if it is repeated."""
+    """Returns a different name for each (id, name): the name, or "name (id)" if the name is repeated."""
     count = collections.Counter(name for _, name in classes)
     return [f"{name} ({id})" if count[name] > 1 else name for id, name in classes]
 
@@ -186,7 +186,7 @@ def prediction_activation(model):
 
 
 def final_activation(model):
-    """Returns the activation in the model or after it that gives the predictions, or None for regression."""
+    """Returns the activation that produces the predictions, in the model or after it. Returns None for regression."""
     regression = postprocess_kind(model) is None
     return output_activation(model) or (None if regression else activation_behind(_only_output(model)))
 

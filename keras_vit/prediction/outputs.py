@@ -43,7 +43,7 @@ def image_batches(data, batch_size, name="data"):
 
 
 def check_all_read(data, count, name="data"):
-    """Raises ValueError if a dataset skipped broken images, since the `count` rows would belong to wrong images."""
+    """Raises ValueError if a dataset skipped broken images: the `count` predictions would belong to wrong images."""
     broken = list(getattr(data, "broken", ()))
     if (expected := getattr(data, "num_images", count)) != count or broken:
         wanted = f"`{name}` to be a dataset whose {expected} images can all be read"
@@ -76,7 +76,7 @@ def outputs_of_views(model, batches, steps=None, verbose=0, name="data", tta=Non
 
 
 def padded_output(model, images, full, where):
-    """Returns the output for a batch padded to `full` images; raises an error with `where` if it is not finite."""
+    """Returns the output for a batch, padded to `full` images. If it is not finite, the error contains `where`."""
     padded = np.concatenate([images, np.repeat(images[:1], full - len(images), axis=0)])
     output = model.predict_on_batch(padded)
     if not hasattr(output, "shape"):

@@ -82,7 +82,7 @@ class AttentionTaps:
         return outputs, self.to_grid(self.read_out(product, fuse))
 
     def read_out(self, rows, fuse=ops.mean):
-        """Returns the row (batch, num_tokens) of the token that the head reads, or the mean of the rows of several.
+        """Returns the row (batch, num_tokens) of the token that the head reads. Averages the rows of several tokens.
 
         With attention pooling, the mean is weighted by the attention of the pooling.
         """

@@ -174,7 +174,7 @@ def storable(array):
 
 
 def generator_states():
-    """Returns {name: state} of PyTorch's random generators, which dropout without a seed uses; else {}."""
+    """Returns {name: state} of PyTorch's random generators, which dropout without a seed uses; {} if not PyTorch."""
     if keras.backend.backend() != "torch":
         return {}
     import torch  # noqa: TID251  Keras cannot read PyTorch's generators.

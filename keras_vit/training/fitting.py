@@ -189,7 +189,7 @@ def compile_forward(model):
 
 
 def compile_long_run(model, num_steps, verbose=1):
-    """Compiles the forward pass for more than `FEWEST_STEPS` steps on a GPU with PyTorch, or prints why not."""
+    """Compiles runs of more than `FEWEST_STEPS` steps on a GPU with PyTorch. If this fails, prints the reason."""
     if keras.backend.backend() != "torch" or num_steps <= FEWEST_STEPS:
         return
     if model.variables[0].value.device.type == "cpu":

@@ -153,7 +153,7 @@ def count_classes(labels, num_classes, loss):
 
 
 def loss_problems(model, graph, loss, images):
-    """Returns a list of one message if loss and model do not agree about logits, otherwise []."""
+    """Returns [message] if the loss expects logits and the model returns probabilities, or the reverse; else []."""
     try:
         probable = graph is not None and output_activation(graph) is None
     except ValueError:

@@ -42,7 +42,7 @@ def describe_run(model, batch=None):
 
 
 def _loss_value(model, batch):
-    """Returns {"value": loss of random outputs}, which distinguishes losses of one name, or {} if this fails."""
+    """Returns {"value": loss of random outputs}, which differs between losses of one name. Returns {} if this fails."""
     graph, loss = functional_graph(model), getattr(model, "loss", None)
     if batch is None or len(batch) < 2 or graph is None or not callable(loss) or len(graph.outputs) != 1:
         return {}
@@ -91,7 +91,7 @@ def describe_data(data, batch, steps, **options):
 
 
 def difference(saved, here, place=""):
-    """Returns a text about the first difference, at `place`, between keys that both values have, or None."""
+    """Returns a text about the first difference in the keys that both values have, or None. `place` is their path."""
     if isinstance(saved, dict) and isinstance(here, dict):
         pairs = [(key, saved[key], here[key]) for key in saved if key in here]
     elif isinstance(saved, list) and isinstance(here, list):

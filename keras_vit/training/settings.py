@@ -240,7 +240,7 @@ logger = logging.getLogger("keras_vit")
 
 
 def build(recipe, num_classes, weights=None, class_names=None):
-    """Builds the uncompiled model of a recipe, for pixels from 0 to 255, with the layers to train trainable."""
+    """Builds a recipe's model for pixels of 0..255, with `trainable` set by the recipe. The model is not compiled."""
     task = "multi_label" if recipe.loss == "sigmoid" else "single_label"
     given = {"image_size": recipe.image_size, "num_classes": num_classes, "class_names": class_names or None}
     given |= {"task": task, "include_preprocessing": True, "dtype": recipe.dtype, **recipe.model}
