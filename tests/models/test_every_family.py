@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import inspection, pretraining
 from keras_vit.training import enable_lora, merge_lora
 from tests import tiny
 from tests.contract import check_model, check_nan, randomize
@@ -58,16 +57,40 @@ ANY_SIZE = {
     "efficientnet_symmetric": (efficientnet.build, {"padding": "symmetric"}, (7, 70)),
     "vt_resnet": (vt_resnet.build, {}, (7, 70)),
 }
-EXPORTED = [(efficientnet.build, {"padding": "symmetric", "include_preprocessing": True}), (vt_resnet.build, {})]
+ROTARY = {"rotary_embedding": "eva02", "hidden_dim": 24, "gated_mlp": True, "mlp_norm": True, "attention_norm": True}
+EXPORTED = [(efficientnet.build, {"padding": "symmetric", "include_preprocessing": True}), (tiny.build, ROTARY)]
 EXPORTED += [(vt_resnet.build, {"image_size": (None, None)})]
-NEED_TOKENS = [
-    (lambda model, x: inspection.attention_maps(model, x), "a model that holds a ViT"),
-    (lambda model, x: inspection.patch_layout(model, x), "a model that holds a ViT"),
-    (lambda model, x: inspection.position_similarity(model), "a model with position embeddings"),
-    (lambda model, x: pretraining.MaskedPatchPrediction(model), "a ViT built by keras_vit"),
-    (lambda model, x: keras_vit.fold_preprocessing(model), "a ViT built by keras_vit"),
+HYBRIDS = ["R50+B", "R50+B/8", "R26+B/16", "R+B/32", "R101+B/16", "R50B/16", "R50+X/16", "+B/16", "R50++B/16"]
+ADAPTED = [
+    (coatnet.build, {"depths": (1, 1, 1, 1)}, {f"stage_{i}_block_01" for i in (1, 2, 3, 4)}),
+    (vt_resnet.build, {}, {"vt_1", "vt_2"}),
+    (tiny.build, {**ROTARY, "norm_before_blocks": True, "num_registers": 2}, {"block_00", "block_01"}),
+    (tiny.build, {"rotary_embedding": "dinov3", "key_bias": False}, {"block_00", "block_01"}),
+]
+# The names of the layers between the normalization and the head, which files of Keras also contain.
+LAYERS = {
+    "vit": "patch_embedding class_token position_embedding block_00 block_01 norm pooling pre_logits",
+    "bit": "root_conv root_pool stage_1_unit_01 stage_1_unit_02 stage_2_unit_01 norm relu pooling",
+    "hybrid": "root_conv root_norm root_relu root_pool stage_1_unit_01 stage_2_unit_01 stage_2_unit_02"
+    " patch_embedding class_token position_embedding block_00 norm pooling pre_logits",
+    "coatnet": "stem_conv stem_norm stem_activation stem_conv_2 stage_1_block_01 stage_2_block_01 stage_3_block_01"
+    " stage_3_block_02 stage_4_block_01 pooling norm pre_logits pre_logits_tanh",
+    "efficientnet": "stem_conv stem_norm stem_activation stage_1_block_01 stage_2_block_01 stage_2_block_02"
+    " stage_3_block_01 stage_4_block_01 stage_5_block_01 stage_5_block_02 stage_6_block_01 stage_7_block_01"
+    " top_conv top_norm top_activation pooling dropout",
+    "vt_resnet": "root_padding root_conv root_norm root_relu root_pool stage_1_unit_01 stage_2_unit_01 vt_1 vt_2"
+    " pooling",
+}
+# (format of a file, builder, setting, value other than the default)
+SETTINGS = [
+    ("npz", bit.build, "resnet_epsilons", "timm"),
+    ("npz", bit.build, "pool_padding", "zeros"),
+    ("timm", coatnet.build, "downsampling", "depthwise"),
+    ("timm", coatnet.build, "se_activation", "silu"),
+    ("timm", efficientnet.build, "padding", "symmetric"),
 ]
 UNKNOWN_VARIANTS = [
+    (keras_vit.ViT, "", ["B", "B16", "X/16", "B/0", "B/16.0", "b/16", "", None, 16, *HYBRIDS]),
     (keras_vit.BiT, "", ["R50", "R50x", "R50x0", "R51x1", "r50x1", "50x1", "R50x1.5", "B/16", "", None, 50]),
     (keras_vit.CoAtNet, "", ["6", "coatnet_6_224", "0_rw_22", "", None, 0, "B/16"]),
     (keras_vit.EfficientNet, ". Expected one of 'B0', .*'L2'", ["b0", "B9", "L2-475", "R50x1", "", None, 0]),
@@ -78,10 +101,6 @@ DROP_PATH_RATES = [
     (vt_resnet.build, [0, 0.1, 0.2, 0.3]),
     # EfficientNet's last block stays one step below the rate.
     (efficientnet.build, 0.3 * np.arange(9) / 9),
-]
-ADAPTED = [
-    ("coatnet", {"depths": (1, 1, 1, 1)}, {f"stage_{i}_block_01" for i in (1, 2, 3, 4)}),
-    ("vt_resnet", {}, {"vt_1", "vt_2"}),
 ]
 
 
@@ -97,6 +116,12 @@ def test_model_contract(kind):
     # convolution removes a constant that `project_norm` adds to a channel.
     no_gradient = ("position_bias_2", *(["project_norm/beta"] if "efficientnet" in kind else []))
     check_model(model, scale * images(count, *model.input_shape[1:]), no_gradient=no_gradient)
+
+
+@each_builder
+def test_layers_are_flat_and_named(family):
+    names = [layer.name for layer in BUILDERS[family][0]().layers]
+    assert names == ["images", "normalization", *LAYERS[family].split(), "head"]
 
 
 # On other backends, ReLU turns NaN into 0.
@@ -127,23 +152,17 @@ def test_drop_path_rates_rise_linearly(builder, rates):
     assert model.config == builder().config
 
 
-@pytest.mark.parametrize(
-    "name, call, sizes", [("R50ViTB16", 'ViT("R50+B/16"', hybrid.TINY), ("BiTR50x3", 'BiT("R50x3"', {"image_size": 32})]
-)
-def test_named_builder_is_documented_and_pickles(name, call, sizes):
+@pytest.mark.parametrize("name, variant", [("R50ViTB16", 'ViT("R50+B/16"'), ("BiTR50x3", 'BiT("R50x3"')])
+def test_named_builder_is_documented_and_pickles(name, variant):
     builder = getattr(keras_vit, name)
-    assert builder.__name__ == name and f"keras_vit.{call}, ...)" in builder.__doc__
+    assert builder.__name__ == name and f"keras_vit.{variant}, ...)" in builder.__doc__
     assert pickle.loads(pickle.dumps(builder)) is builder
-    # TensorFlow's name scopes allow neither "+" nor "/" in a model's name.
-    assert builder(**{"stages": (1,), "width_factor": 0.5, **sizes}).name in ("vit_R50_B16", "bit_R50x3")
     refuses(f"argument of keras_vit.{name}. Received: variant='R101x1'", builder, variant="R101x1")
 
 
-@pytest.mark.parametrize("function, expected", NEED_TOKENS)
-@pytest.mark.parametrize("family", ["coatnet", "efficientnet", "vt_resnet"])
-def test_functions_that_need_tokens_refuse_other_families(family, function, expected):
-    model = BUILDERS[family][0](num_classes=0, include_preprocessing=True)
-    refuses(f"Expected {expected}", function, model, images(1, *model.input_shape[1:]))
+def test_name_of_model_has_no_plus_or_slash():
+    # TensorFlow's name scopes allow neither.
+    assert hybrid.build().name == "vit_R50_B16" and bit.build().name == "bit_R50x1"
 
 
 @pytest.mark.parametrize("builder, changes, other_size", ANY_SIZE.values(), ids=ANY_SIZE)
@@ -189,9 +208,9 @@ def test_config_survives_files_clones_and_new_heads(family, tmp_path):
         assert found == config and found.class_names == tuple("abcde") and found.preprocessing == model.preprocessing
 
 
-@pytest.mark.parametrize("family, changes, adapted", ADAPTED)
-def test_lora_trains_its_updates_and_the_head(family, changes, adapted, tmp_path):
-    model = BUILDERS[family][0](**changes)
+@pytest.mark.parametrize("builder, changes, adapted", ADAPTED)
+def test_lora_trains_its_updates_and_the_head(builder, changes, adapted, tmp_path):
+    model = builder(**changes)
     randomize(model, np.random.default_rng(0))
     x = images(4, *model.input_shape[1:])
     before = answers(model, x)
@@ -212,19 +231,16 @@ def test_lora_trains_its_updates_and_the_head(family, changes, adapted, tmp_path
         np.testing.assert_allclose(answers(same, x), answers(model, x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-@pytest.mark.parametrize("builder, changes", [(coatnet.build, SHALLOW), (efficientnet.build, {})])
-def test_int8_model_survives_its_file(builder, changes, tmp_path):
-    model = builder(**changes)
-    randomize(model, np.random.default_rng(0))
-    model.quantize("int8")
-    blocks = [model.get_layer(name) for name in model.config.block_names]
-    assert {dense.quantization_mode for block in blocks for dense in block.dense_layers()} == {"int8"}
-    x = images(1, *model.input_shape[1:])
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("format, builder, name, value", SETTINGS)
+def test_file_of_another_setting_is_refused_unless_allowed(format, builder, name, value, tmp_path):
+    variant = {"variant": "coatnet_0_rw", "image_size": 64} if builder is coatnet.build else {}
+    model, other = builder(**{name: value}, **variant), builder(**variant)
+    path = tmp_path / ("model.npz" if format == "npz" else "model.safetensors")
+    keras_vit.save_weights(model, path, format, allow=name)
+    message = f"was trained with {name}={value!r}, and model .* {name}={getattr(other.config, name)!r}"
+    refuses(message, keras_vit.load_weights, other, path)
+    keras_vit.load_weights(other, path, allow=name)
+    assert keras_vit.from_pretrained(path).config == model.config
 
 
 @pytest.mark.parametrize("builder, message, variants", UNKNOWN_VARIANTS)

@@ -1,6 +1,7 @@
 import json
 import re
 
+import keras
 import pytest
 
 import keras_vit
@@ -37,3 +38,29 @@ def test_parameter_count(name, count_params):
 
 def test_parameter_count_at_another_resolution(count_params):
     assert count_params(lambda: keras_vit.DeiTB16(image_size=384)) == COUNTS["deit_base_patch16_384"]
+
+
+# All are counted with a classifier of 1,000 classes and without a projection.
+OF_TIMM = {"DINOv2G14": "vit_giant_patch14_dinov2", "DINOv37B16": "vit_7b_patch16_dinov3"}
+OF_TIMM |= {"DINOv3S16": "vit_small_patch16_dinov3_qkvb", "DINOv3S16Plus": "vit_small_plus_patch16_dinov3_qkvb"}
+OF_TIMM |= {"DINOv3B16": "vit_base_patch16_dinov3_qkvb", "DINOv3L16": "vit_large_patch16_dinov3_qkvb"}
+OF_TIMM |= {"DINOv3H16Plus": "vit_huge_plus_patch16_dinov3_qkvb", "CLIPB32": "vit_base_patch32_clip_quickgelu_224"}
+OF_TIMM |= {"CLIPB16": "vit_base_patch16_clip_quickgelu_224", "CLIPL14": "vit_large_patch14_clip_quickgelu_224"}
+OF_TIMM |= {"EVA02Ti14": "eva02_tiny_patch14_336", "EVA02S14": "eva02_small_patch14_336"}
+OF_TIMM |= {"EVA02B14": "eva02_base_patch14_448", "EVA02L14": "eva02_large_patch14_448"}
+OF_TIMM |= {"SigLIPB32": "vit_base_patch32_siglip_256", "SigLIPSO400M16": "vit_so400m_patch16_siglip_256"}
+OF_TIMM |= {"SigLIPGOpt16": "vit_giantopt_patch16_siglip_256", "IJEPAg16": "vit_giant_patch16_gap_224"}
+OF_TIMM |= {"IJEPAH14": "vit_huge_patch14_gap_224", "IJEPAH16": "vit_huge_patch16_gap_448"}
+# Keras infers the shape of attention pooling by computing it, which takes seconds for large images and models.
+HEAVY = ("SigLIPSO400M16", "SigLIPGOpt16")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in HEAVY)) for name in OF_TIMM])
+def test_parameter_count_of_other_family_is_that_of_timm(name):
+    with keras.StatelessScope(initialize_variables=False):
+        model = getattr(keras_vit, name)(num_classes=1000, projection_dim=None)
+    keras.utils.clear_session(free_memory=False)
+    config = model.config
+    # timm has no parameters for the biases of the keys. This package has them, and they stay zero.
+    zeros = config.num_layers * config.hidden_dim if config.qkv_bias and not config.key_bias else 0
+    assert model.count_params() - zeros == COUNTS[OF_TIMM[name]]
