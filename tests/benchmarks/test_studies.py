@@ -3,9 +3,8 @@
 import importlib
 import inspect
 import json
-import os
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,21 +12,6 @@ from tests.benchmarks.conftest import BENCHMARKS
 
 STUDIES = BENCHMARKS / "studies"
 NAMES = sorted(path.stem for path in STUDIES.glob("*.py") if path.stem not in ("study", "training", "axial_block"))
-
-
-def start(name, out, *options):
-    """Starts a quick run."""
-    command = [sys.executable, STUDIES / f"{name}.py", "--quick", "--workers", "1", "--out", out, *options]
-    paths = os.pathsep.join([str(STUDIES.parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": paths}
-    text = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(list(map(str, command)), env=env, **text)
-
-
-def finish(process):
-    output = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, output
-    return output
 
 
 @pytest.fixture
@@ -41,16 +25,18 @@ def study(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_quick_study_writes_results_and_plot(name, tmp_path):
-    output = finish(start(name, tmp_path / "study.json"))
-    found = json.loads((tmp_path / "study.json").read_text())
+def test_quick_study_writes_results_and_plot(name, study, tmp_path, monkeypatch):
+    # The runs take place in this process, because a new process would import Keras again.
+    monkeypatch.setattr(study, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers))
+    out = tmp_path / "study.json"
+    study.main(importlib.import_module(name).STUDY, ["--quick", "--workers", "1", "--out", str(out)])
+    found = json.loads(out.read_text())
     assert found["study"] == name and found["runs"]
     for key, row in found["runs"].items():
-        assert key.endswith("/0") and key in output
-        assert row["seconds"] > 0 and len(row) > 1
+        assert key.endswith("/0") and row["seconds"] > 0
         scores = [row[score] for score in ("accuracy", "transfer", "few_shot") if score in row]
         assert scores and all(0 <= score <= 1 for score in scores)
-    assert (tmp_path / "study.png").stat().st_size > 5_000
+    assert out.with_suffix(".png").stat().st_size > 5_000
 
 
 def test_study_cases_match_the_arguments_of_run(study):
