@@ -18,34 +18,26 @@ TINY_CONFIG = keras_vit.ViTConfig.from_variant(
 )
 WRONG = [
     ({"hidden_dimm": 3}, "Expected the fields of a ViTConfig: .*hidden_dim, .* Received: .*'hidden_dimm'"),
-    ({"hidden_dim": "wide"}, "`hidden_dim`. Expected an integer of at least 1. Received: 'wide'"),
-    ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon`. Expected a number above 0"),
     ({"layer_norm_epsilon": 1e30}, "`layer_norm_epsilon`. Expected a number of at most 1. Received: 1e"),
     ({"hidden_dim": 2**20}, "`hidden_dim`. Expected an integer of at most 65536"),
     ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
     ({"stages": [1] * 9}, "`stages`. Expected at most 8 stages"),
     ({"preprocessing": {"std": 1e-30}}, "`std`. Expected positive numbers of at least 1e-06"),
-    ({"preprocessing": {"mean": 1e30}}, "`mean`"),
     ({"num_heads": 5}, r"Expected head_dim=2 \("),
     ({"head_dim": 7}, "Expected head_dim=4 .* head_dim=7"),
     ({"image_size": 3}, "at least one patch, 4 x 4 pixels. Received: images of 3 x 3"),
     ({"grid_size": (4, 4)}, "grid_size=None with images of a known size"),
     ({"class_token": False}, "Expected a class token"),
-    ({"qk_norm": 1}, "`qk_norm`. Expected a bool. Received: 1"),
-    ({"rotary_embedding": "rope"}, "`rotary_embedding`. Expected one of 'dinov3', 'eva02', 'axial'"),
     ({"rotary_embedding": "eva02", "hidden_dim": 9}, "heads of a multiple of 4 channels"),
     ({"rotary_embedding": "dinov3", "rotary_grid": 4}, "`rotary_grid` only with"),
     ({"projection_dim": 3, "pooling": "none"}, 'no projection_dim with pooling="none"'),
     ({"pooling": "token_gap", "class_token": False}, "a class token with pooling='token_gap'"),
     ({"activation": "gelu_tahn"}, "`activation`.*Received: 'gelu_tahn'"),
-    ({"activation": 3}, "`activation`"),
-    ({"position_interpolation": "cubic"}, "`position_interpolation`"),
     ({"stages": 3}, "`stages`. Expected the number of units of each stage, as in .3, 4, 9.. Received: 3"),
     ({"width_factor": 2.0}, "width_factor=1 without a ResNet. Received: width_factor=2.0"),
     ({"resnet_epsilons": "timm"}, 'resnet_epsilons="official" without a ResNet'),
     ({"stages": (1,), "width_factor": 0.3, "image_size": 64}, "`width_factor`. Expected a multiple of 0.5"),
     ({"preprocessing": {"median": 0.5}}, "fields of a Preprocessing: .* Received: .*'median'"),
-    ({"preprocessing": 0.5}, "`preprocessing`. Expected a keras_vit.Preprocessing or a dict of its fields"),
     ({"class_names": ["a", 2]}, "`class_names`"),
 ]
 
@@ -146,3 +138,15 @@ def test_replace_updates_dependent_fields():
     assert config.replace(hidden_dim=512, num_heads=6, head_dim=85).replace(hidden_dim=768).hidden_dim == 768
     with pytest.raises(ValueError, match="`mean` to hold one number, or one for each of the images' 1 channels"):
         config.replace(in_channels=1, preprocessing=keras_vit.Preprocessing(mean=(0.1, 0.2, 0.3)))
+
+
+def test_config_of_saved_tap_and_of_models_without_record(tmp_path):
+    model = build(num_classes=0, norm_after_pooling=True)
+    tap = keras.Model(model.input, model.get_layer("block_00").output)
+    around = keras.Sequential([model, keras.layers.Dense(2)])
+    for each in (tap, around):
+        each.save(tmp_path / "model.keras")
+        for same in (each, keras.saving.load_model(tmp_path / "model.keras")):
+            assert keras_vit.config_of(same) == model.config
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    refuses("in which no layer stores a config", keras_vit.config_of, plain)
