@@ -75,15 +75,6 @@ def test_activation_may_return_another_dtype():
     assert keras.backend.standardize_dtype(layer(np.ones((2, 3, 8), "float32")).dtype) == "float32"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-@pytest.mark.filterwarnings("error")
-@pytest.mark.backends("tensorflow", "jax")
-def test_explicit_jit_compile_is_kept(dtype):
-    model = keras.Sequential([keras.Input((8,)), Dense(6, dtype=dtype)])
-    model.compile("sgd", "mse", jit_compile=True)
-    assert model.jit_compile is True
-
-
 def test_subclass_with_another_call_is_not_quantized():
     class Doubled(Dense):
         def call(self, inputs, training=None):

@@ -8,14 +8,6 @@ from keras_vit.layers import ImageNormalization
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def test_arguments_make_the_preprocessing():
-    values = {
-        **{"mean": (0.4,), "std": (0.3,), "interpolation": "bicubic", "crop_fraction": 0.9, "antialias": True},
-        **{"value_range": (0.0, 2.0), "resize_mode": "crop", "crop_rounding": "down"},
-    }
-    assert ImageNormalization(values).preprocessing == Preprocessing(**values)
-
-
 def test_config_of_version_0_2_is_read():
     old = {"name": "n", "apply": True, "folded": False, "config": None, "class_names": ["a", "b"]}
     constants = {"mean": [0.1, 0.2, 0.3], "std": [0.4], "interpolation": "bicubic", "crop_fraction": 0.9}
