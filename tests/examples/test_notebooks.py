@@ -20,10 +20,6 @@ def run():
     return scripts.load("notebooks/run.py")
 
 
-def outputs_of(notebook):
-    return [output for cell in notebook.cells for output in cell.get("outputs", ())]
-
-
 def text_of(output):
     data = output.get("data", {})
     return output.get("text", "") + "".join(text for kind, text in data.items() if kind.startswith("text/"))
@@ -38,7 +34,7 @@ def test_stored_notebook_is_its_executed_source(name, run):
     assert stored == written, f"python examples/notebooks/run.py {name}"
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
-    outputs = outputs_of(notebook)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output.output_type == "error"]
     assert path.stat().st_size < 600_000
     shown = "\n".join(map(text_of, outputs))
@@ -49,36 +45,3 @@ def test_stored_notebook_is_its_executed_source(name, run):
     assert any({"image/jpeg", "image/png"} & set(output.get("data", ())) for output in first), "no picture"
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     assert not re.findall(r"QUICK|environ|%config", code) and "samples.py" in notebook.cells[0].source
-
-
-def test_own_images_take_twenty_lines():
-    cells = nbformat.read(scripts.EXAMPLES / "notebooks" / "own_images.ipynb", as_version=4).cells
-    (code,) = [cell.source for cell in cells if "model.fit" in cell.source and cell.cell_type == "code"]
-    assert len([line for line in code.splitlines() if line.strip()]) == 20 and "samples" not in code
-
-
-def test_run_stores_only_notebooks_without_errors(run, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("ipykernel", reason="it runs the cells")
-    sources = {
-        "good": '# %% [markdown]\n# # Title\n\n# %%\nopen("file", "w").close()\n\n# %%\nprint(6)\n7 * 6\n',
-        "warns": '# %%\nimport warnings\n\nwarnings.warn("mind the gap", UserWarning)\n',
-        "fails": "# %%\n1 / 0\n",
-    }
-    for name, text in sources.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setattr(run, "sources", lambda: {name: tmp_path / f"{name}.py" for name in sources})
-    run.main(["good", "--check"])
-    assert not list(tmp_path.glob("*.ipynb"))
-    with pytest.raises(SystemExit, match="failed: warns, fails"):
-        run.main([])
-    said = capsys.readouterr().err
-    assert "mind the gap" in said and "ZeroDivisionError" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fails.py", "good.ipynb", "good.py", "warns.py"]
-    notebook = nbformat.read(tmp_path / "good.ipynb", as_version=4)
-    assert list(map(text_of, outputs_of(notebook))) == ["6\n", "42"]
-    first = (tmp_path / "good.ipynb").read_bytes()
-    run.main(["good"])
-    assert (tmp_path / "good.ipynb").read_bytes() == first
-    with pytest.raises(SystemExit):
-        run.main(["absent"])
-    assert "expected names among good, warns, fails, received absent" in capsys.readouterr().err
