@@ -4,7 +4,6 @@ import pytest
 
 from keras_vit.inspection import TensorBoardAttention, attention_overlay, attention_rollout
 from tests import tiny
-from tests.errors import refuses
 from tests.pictures import logged
 
 pytest.importorskip("tensorflow", reason="it writes TensorBoard's logs")
@@ -26,8 +25,3 @@ def test_tensorboard_pictures_every_2_epochs_and_at_end(nested, tmp_path):
     # The last pictures show the trained model.
     expected = attention_overlay(images[:2], attention_rollout(model, images[:2]))
     assert np.abs(pictures[2].astype(int) - expected).max() <= 1
-
-
-def test_tensorboard_attention_refuses_invalid_options():
-    refuses("`every`", TensorBoardAttention, "logs", np.zeros((1, 16, 16, 3)), every=0)
-    refuses("`head_fusion`", TensorBoardAttention, "logs", np.zeros((1, 16, 16, 3)), head_fusion="sum")

@@ -14,13 +14,9 @@ HISTORY = {"accuracy": [0.3, 0.6, 0.8], "loss": [2.0, 1.0, 0.5], "learning_rate"
 HISTORY |= {"val_accuracy": [0.2, 0.5, 0.6], "val_loss": [2.1, 1.3, 0.9]}
 NAMES = ["cat", "dog", "sea horse"]
 REFUSED = [
-    (lambda x, y, p: (x[0], y, p), "Expected one or more `images` of shape .number, height"),
-    (lambda x, y, p: (x[:0], y[:0], p[:0]), "one or more `images`"),
     (lambda x, y, p: (x[..., :2], y, p), "with 1, 3 or 4 channels"),
-    (lambda x, y, p: (x, y[:-1], p), "`labels` of shape"),
     (lambda x, y, p: (x, y, p[:, :2]), "`probabilities` of shape"),
     (lambda x, y, p: (x, y + 1, p), "integers of 0..2. Received: .1, 2, 3, 1"),
-    (lambda x, y, p: (x, y + 0.5, p), "integers of 0..2. Received: .0.5"),
     (lambda x, y, p: (x, y, p * 10), "Apply keras.ops.softmax to logits first"),
 ]
 
@@ -34,41 +30,19 @@ def predictions(channels=3, number=4):
     return images, labels, probabilities
 
 
-def read_png(path):
-    with open(path, "rb") as file:
-        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
-    return matplotlib.image.imread(path)
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_history_plot_has_panels_for_loss_and_accuracy(wrapped, tmp_path):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    before = pyplot.get_fignums()
-    history = HISTORY
-    if wrapped:
-        history = keras.callbacks.History()
-        history.history = HISTORY
+def test_history_plot_has_panels_for_loss_and_accuracy(tmp_path):
+    history = keras.callbacks.History()
+    history.history = HISTORY
     loss, accuracy = plot_history(history, tmp_path / "history.png").axes
-    height, width = read_png(tmp_path / "history.png").shape[:2]
-    assert width > 900 and height > 350
-    assert [file.name for file in tmp_path.iterdir()] == ["history.png"]
-    assert pyplot.get_fignums() == before, "no global figure may remain"
+    assert matplotlib.image.imread(tmp_path / "history.png").shape[1] > 900
     assert [loss.get_title(), accuracy.get_title()] == ["Loss", "Accuracy"]
     for axes in (loss, accuracy):
         name = axes.get_ylabel()
-        assert axes.get_xlabel() == "epoch"
         train, validation = axes.lines
         np.testing.assert_array_equal(train.get_xydata(), np.c_[[1, 2, 3], HISTORY[name]])
         np.testing.assert_array_equal(validation.get_xydata(), np.c_[[1, 2, 3], HISTORY[f"val_{name}"]])
-        labels = [text.get_text() for text in axes.get_legend().get_texts()]
-        assert [label.split()[0] for label in labels] == ["train", "validation"]
-        assert f"{HISTORY[name][-1]:.4g}" in labels[0]
-
-
-def test_history_of_one_epoch_has_marker():
     (axes,) = plot_history({"loss": [1.0]}).axes
-    (line,) = axes.lines
-    assert line.get_marker() == "o", "a single epoch must be visible"
+    assert axes.lines[0].get_marker() == "o", "a single epoch must be visible"
     refuses("at least one epoch of `loss`", plot_history, {"loss": []})
 
 
@@ -76,7 +50,7 @@ def test_history_of_one_epoch_has_marker():
 def test_predictions_plot_has_panel_per_image(channels, tmp_path):
     images, labels, probabilities = predictions(channels)
     figure = plot_predictions(images, labels, probabilities, NAMES, tmp_path / "predictions.png")
-    assert read_png(tmp_path / "predictions.png").size
+    assert matplotlib.image.imread(tmp_path / "predictions.png").std() > 0.01
     pairs = [("cat", "cat"), ("dog", "dog"), ("sea horse", "sea horse"), ("dog", "cat")]
     titles = [f"{predicted} (80%)\ntrue: {true}" for predicted, true in pairs]
     assert [axes.get_title() for axes in figure.axes] == titles
@@ -84,16 +58,6 @@ def test_predictions_plot_has_panel_per_image(channels, tmp_path):
     for axes, image, wrong in zip(figure.axes, images, [False, False, False, True], strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), image[..., 0] if channels == 1 else image[..., :3])
         assert (matplotlib.colors.to_rgb(axes.title.get_color()) == red) == wrong
-        assert all(spine.get_visible() == wrong for spine in axes.spines.values())
-        assert matplotlib.colors.to_rgb(axes.spines["left"].get_edgecolor()) == red
-
-
-def test_predictions_plot_takes_tensors_and_unusual_class_names(tmp_path):
-    images, labels, probabilities = predictions()
-    tensors = [keras.ops.convert_to_tensor(x) for x in (images.astype("float32"), labels, probabilities)]
-    figure = plot_predictions(*tensors, ["black-and-gold garden spider", "dog", "$0_$10"], tmp_path / "a.png")
-    assert figure.axes[0].get_title() == "black-and-gold ga… (80%)\ntrue: black-and-gold ga…"
-    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), images[0])
 
 
 def test_predictions_plot_takes_names_of_model():
@@ -103,20 +67,6 @@ def test_predictions_plot_takes_names_of_model():
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[2:] == ["sea horse (80%)\ntrue: sea horse", "dog (80%)\ntrue: cat"]
     refuses("`labels`. Expected a name .*'seahorse'", plot_predictions, images, ["seahorse"] * 4, probabilities, model)
-
-
-def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "history.png"
-    path.write_bytes(b"the old picture")
-
-    def half_written(self, file, **kwargs):
-        with open(file, "wb") as half:
-            half.write(b"\x89PNG")
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", half_written)
-    refuses("No space left", plot_history, HISTORY, path, error=OSError)
-    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"the old picture"]
 
 
 @pytest.mark.parametrize("change, message", REFUSED)

@@ -36,13 +36,6 @@ def test_token_attention_maps_match_definition():
     np.testing.assert_allclose(second, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_token_attention_maps_of_chosen_modules(plain):
-    both = token_attention_maps(plain, X, modules=None)
-    np.testing.assert_array_equal(token_attention_maps(plain, X), both[1])
-    (found,) = token_attention_maps(plain, X, modules=[-2])
-    np.testing.assert_array_equal(found, both[0])
-
-
 def test_token_attention_of_nested_mixed_precision_model():
     backbone = build(dtype="mixed_bfloat16", num_classes=0)
     inputs = keras.Input((32, 41, 3))
@@ -55,7 +48,6 @@ def test_token_attention_of_nested_mixed_precision_model():
 def test_token_attention_refuses_invalid_model_or_modules(plain):
     expected = "VT-ResNet of this package, with layers of type VTModule. Received: model"
     refuses(expected, token_attention_maps, tiny.build(), X)
-    refuses("`modules`. Expected None, or integers below 2", token_attention_maps, plain, X, modules=2)
     refuses("Expected a model with one layer of type PatchEmbedding", embedding_filters, plain)
     inputs = [keras.Input((32, 41, 3)) for _ in range(2)]
     two = keras.Model(inputs, plain(inputs[0]) + plain(inputs[1]))
