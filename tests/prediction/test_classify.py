@@ -2,8 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-import keras_vit
-from keras_vit.prediction.classify import classify, read_image, table
+from keras_vit.prediction.classify import classify, read_image
 from tests.errors import not_found, refuses
 from tests.models.small import answers
 from tests.tiny import build, randomize
@@ -41,19 +40,11 @@ def test_classify_returns_the_softmax_of_the_logits(photo):
     np.testing.assert_allclose([p for *_, p in found], np.sort(expected)[::-1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("arguments", [{"num_classes": 1000}, {"distillation_token": True}])
-def test_classify_applies_the_models_activation_once(photo, arguments):
-    for activation in ("softmax", "sigmoid"):
-        model = randomize(build(classifier_activation=activation, **arguments))
-        (found,) = classify(model, [photo], top=3)
-        outputs = answers(model, keras_vit.preprocess_input(read_image(photo, model)[None], model))
-        np.testing.assert_allclose([p for *_, p in found], np.sort(outputs[0])[::-1][:3], rtol=1e-4)
-
-
 def test_classify_bad_input_is_named(photo, tmp_path):
     model = build()
     (tmp_path / "text.png").write_text("no image")
-    refuses(r"text\.png.*Pillow does not support it", classify, model, [tmp_path / "text.png"])
+    for broken in ("raise", "skip"):
+        refuses(r"text\.png.*Pillow does not support it", classify, model, [tmp_path / "text.png"], broken=broken)
     not_found("nowhere", classify, model, [tmp_path / "nowhere.png"])
     refuses("`top` between 1 and 5", classify, model, [photo], top=6)
     two = [keras.Input((8, 8, 3)), keras.Input((4,))]
@@ -85,22 +76,3 @@ def test_classify_batches_equal_single_images(photo, tmp_path):
             (alone,) = classify(model, [path])
             assert [name for _, name, _ in classes] == [name for _, name, _ in alone]
             np.testing.assert_allclose([p for *_, p in classes], [p for *_, p in alone], atol=1e-5)
-
-
-def test_classify_skips_broken_image_and_logs_it(photo, tmp_path, caplog):
-    (tmp_path / "text.png").write_text("no image")
-    model = build()
-    found = classify(model, [photo, tmp_path / "text.png", photo], broken="skip", batch_size=2)
-    assert [len(classes) for classes in found] == [5, 0, 5]
-    assert "1 of 3 images" in caplog.text and "text.png" in caplog.text
-    assert "could not be read" in table(["a", "b", "c"], found).splitlines()[5]
-    refuses(r"text\.png", classify, model, [tmp_path / "text.png"], broken="skip")
-
-
-def test_table_has_one_line_per_class():
-    text = table(["a.png", "long name.png"], [[("1", "cat", 0.5), ("2", "dog", 0.25)], [("2", "dog", 1.0)]])
-    assert [line.split() for line in text.splitlines()] == [
-        ["a.png", "50.0%", "cat"],
-        ["25.0%", "dog"],
-        ["long", "name.png", "100.0%", "dog"],
-    ]

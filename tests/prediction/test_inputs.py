@@ -63,8 +63,7 @@ def test_raw_images_are_refused_if_the_model_does_not_scale(options):
 
 
 def test_other_models_take_any_finite_values():
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     assert check_values(model, raw()) is None
     refuses("finite", check_values, model, np.array([np.inf]))
 

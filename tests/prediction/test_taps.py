@@ -1,5 +1,3 @@
-import weakref
-
 import keras
 import numpy as np
 import pytest
@@ -7,22 +5,12 @@ from keras import ops
 
 from keras_vit import inspection
 from keras_vit.inspection import attention_distance, attention_maps, attention_rollout, gradient_rollout, patch_layout
-from keras_vit.prediction.taps import AttentionTaps, to_numpy
 from tests.errors import refuses
 from tests.inspection import reference
-from tests.tiny import assert_close
 
-IN_GRAPHS = {
-    "pooled": {"pooling": "map", "num_registers": 1},
-    "distilled": {"distillation_token": True, "return_both_heads": True},
-    "rotary": {"position_embedding": "none", "rotary_embedding": "eva02"},
-    "hybrid": {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": (32, 48)},
-    "half_precision": {"dtype": "mixed_bfloat16"},
-    "raw images": {"include_preprocessing": True},
-}
+FUNCTIONS = (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout)
 
 
-@keras.saving.register_keras_serializable(package="keras_vit_tests")
 class Held(keras.layers.Layer):
     """A layer that holds a ViT."""
 
@@ -37,7 +25,6 @@ class Held(keras.layers.Layer):
         return self.vit.compute_output_shape(images_shape)
 
 
-@keras.saving.register_keras_serializable(package="keras_vit_tests")
 class Own(keras.Model):
     """A model with a `call` of its own."""
 
@@ -66,9 +53,7 @@ def with_other_input(vit):
 OUTER = {
     "functional": functional,
     "sequential": sequential,
-    "twice": lambda vit: sequential(functional(vit)),
     "layer": lambda vit: keras.Sequential([keras.Input((8, 12, 3)), Held(vit)]),
-    "layers of their own": lambda vit: keras.Model(vit.input, vit.get_layer("head").output),
     "two inputs": with_other_input,
     "a class of its own": lambda vit: Own(vit),
     "names of their own": lambda vit: keras.Sequential(
@@ -111,19 +96,16 @@ def test_inspection_finds_a_nested_vit(outer, plain):
     np.testing.assert_array_equal(ops.convert_to_numpy(model(inputs, training=False)), before)
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
 @pytest.mark.parametrize("copied", [False, True], ids=["as built", "clone"])
-def test_inspection_with_own_head_and_of_clone(nested, copied):
+def test_inspection_with_own_head_and_of_clone(copied):
     vit, images = reference.build(num_classes=0, num_registers=1)
     expected = {name: array for name, array in everything(vit, images).items() if name != "gradient"}
-    model = functional(vit) if nested else vit
-    x = keras.layers.Dropout(0.5, name="dropout")(model.output)
-    model = keras.Model(model.input, keras.layers.Dense(4, name="block_of_mine")(x))
-    logits, weights = ops.convert_to_numpy(model(images)), model.get_weights()
+    inner = functional(vit)
+    model = keras.Model(inner.input, keras.layers.Dense(4, name="block_of_mine")(inner.output))
     if copied:
+        weights = model.get_weights()
         model = keras.models.clone_model(model)
         model.set_weights(weights)
-        np.testing.assert_allclose(ops.convert_to_numpy(model(images)), logits, atol=1e-5)
     actual = everything(model, images)
     assert actual.pop("gradient").max() > 0
     for name in expected:
@@ -151,21 +133,6 @@ def test_inspection_in_half_precision(policy, plain):
         np.testing.assert_allclose(actual, expected[name], atol=atol, err_msg=name)
 
 
-def test_distance_holds_weights_of_one_block_at_a_time(monkeypatch):
-    model, images = reference.build(num_layers=4)
-    held, alive = [], []
-
-    def tracked(weights):
-        scores = to_numpy(weights)
-        held.append(weakref.ref(scores))
-        alive.append(sum(array() is not None for array in held))
-        return scores
-
-    monkeypatch.setattr("keras_vit.inspection.attention.to_numpy", tracked)
-    attention_distance(model, images)
-    assert len(alive) == 4 and max(alive) <= 2
-
-
 def test_inspection_refuses_other_models():
     vit, images = reference.build()
     dense = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -179,7 +146,7 @@ def test_inspection_refuses_other_models():
 
 def test_inspection_refuses_token_merging():
     model, images = reference.build(token_merging=(0, 1))
-    for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
+    for function in FUNCTIONS:
         refuses("without token merging.*Build it with token_merging=0", function, model, images)
     # Functions that read only weights work.
     assert inspection.embedding_filters(model, number=2).shape == (2, 4, 4, 3)
@@ -191,28 +158,6 @@ def test_inspection_refuses_a_vit_that_runs_twice():
     vit, images = reference.build(num_classes=0)
     inputs = keras.Input((8, 12, 3)), keras.Input((8, 12, 3))
     siamese = keras.Model(inputs, keras.layers.Subtract()([vit(x) for x in inputs]))
-    for function in (attention_maps, attention_rollout, attention_distance, gradient_rollout, patch_layout):
-        message = "each block runs once.*Received: 'block_00' run again in model"
-        refuses(message, function, siamese, [images, images[::-1]])
+    for function in FUNCTIONS:
+        refuses("each block runs once.*'block_00' run again in model", function, siamese, [images, images[::-1]])
     assert attention_rollout(vit, images).shape == (2, 2, 3)
-
-
-@pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("changes", IN_GRAPHS.values(), ids=IN_GRAPHS)
-def test_rollout_in_a_tensorflow_graph(changes):
-    """Exports contain such a graph for a batch of any size."""
-    tf = pytest.importorskip("tensorflow")
-    model, images = reference.build(**changes)
-    if changes.get("include_preprocessing"):
-        images = np.clip(127 + 50 * images, 0, 255)
-    inputs = keras.Input(images.shape[1:])
-    nested = keras.Model(inputs, Held(model)(inputs))
-    spec = tf.TensorSpec((None, *images.shape[1:]), "float32")
-    outputs, rollout = tf.function(lambda x: AttentionTaps(nested).rollout(x), [spec], autograph=False)(images)
-    half = "dtype" in changes
-    # Kernels of graphs round half precision in another way than eager ones.
-    predict = tf.function(lambda x: nested(x, training=False), [spec], autograph=False) if half else model
-    assert_close(outputs, keras.tree.flatten(predict(images)), rtol=1e-4, atol=1e-5)
-    expected = attention_rollout(model, images)
-    assert expected.std() > 1e-3
-    np.testing.assert_allclose(rollout, expected, atol=1e-3 if half else 1e-6)
