@@ -31,12 +31,9 @@ def work(clock, seconds, **options):
         clock.now += seconds
 
 
-def test_work_under_five_seconds_shows_nothing(clock, capsys):
+def test_bar_with_rate_appears_after_five_seconds(clock, capsys, monkeypatch):
     work(clock, 1.2)
     assert capsys.readouterr().out == ""
-
-
-def test_bar_with_rate_appears_after_five_seconds(clock, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     bar = keras.utils.Progbar
     monkeypatch.setattr(keras.utils, "Progbar", lambda *args, **options: bar(*args, **{**options, "interval": 0}))
@@ -45,13 +42,6 @@ def test_bar_with_rate_appears_after_five_seconds(clock, capsys, monkeypatch):
     assert title == "At work" and shown.endswith("\n")
     assert re.findall(r"(\d)/4", shown) == ["3", "4"]
     assert re.findall(r"images/s: ([\d.]+)", shown) == ["5.0000", "5.0000"]
-
-
-def test_bar_outside_a_terminal_updates_rarely(monkeypatch):
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
-    for terminal, interval in ((True, 0.1), (False, 10)):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal, raising=False)
-        assert Progress(1, "batch", "images").bar.interval == interval
 
 
 def test_verbose_and_interactive_logging_hide_a_bar(clock, capsys):

@@ -9,7 +9,7 @@ import pytest
 from keras_vit import files
 from keras_vit.evaluation import imagenet_real_accuracy
 from keras_vit.export.serving import read_labels
-from keras_vit.files import draft_folder, put_folder, remove_abandoned, replacing
+from keras_vit.files import draft_folder, put_folder, replacing
 from keras_vit.images.files import read_pixels
 from keras_vit.images.table import csv_rows, read_columns
 from keras_vit.prediction.files import find_images
@@ -24,12 +24,6 @@ with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
     print("at work", flush=True)
     time.sleep(600)
 """
-
-
-def test_describe_path_names_folder_of_relative_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert files.describe_path("a.npz") == f"'a.npz', which does not exist in the current folder {str(tmp_path)!r}"
-    assert files.describe_path(tmp_path / "a.npz") == f"{str(tmp_path / 'a.npz')!r}, which does not exist"
 
 
 READERS = {
@@ -128,16 +122,6 @@ def test_next_write_removes_drafts_of_killed_processes(tmp_path):
         assert names(tmp_path) == [draft, path.name, "b.txt"]
         write(path, "again")
     assert names(tmp_path) == [path.name, "b.txt"]
-
-
-def test_drafts_stay_without_locks(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
-    left = tempfile.mkdtemp(prefix=".a.txt.", suffix=".draft", dir=tmp_path)
-    write(tmp_path / "a.txt", "whole")
-    assert [str(tmp_path / name) for name in names(tmp_path)] == [left, str(tmp_path / "a.txt")]
-    monkeypatch.undo()
-    remove_abandoned(tmp_path, "*.txt")
-    assert names(tmp_path) == ["a.txt"]
 
 
 def test_failed_swap_puts_the_old_folder_back(tmp_path):

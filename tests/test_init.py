@@ -81,9 +81,3 @@ def test_dir_of_public_modules_lists_only_public_names():
     for module in modules:
         assert dir(module) == sorted(set(module.__all__)), module.__name__
         assert all(hasattr(module, name) for name in module.__all__), module.__name__
-
-
-def test_removed_twins_are_not_public():
-    assert not hasattr(keras_vit.data, "read_image") and len(keras_vit.layers.__all__) == 15
-    names = {"layer_depths", "layer_multipliers", "decay_groups", "count_parameters", "adamw", "sgd", "recipe"}
-    assert not names & {*keras_vit.training.__all__, *vars(keras_vit.training)}
