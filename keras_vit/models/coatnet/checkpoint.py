@@ -1,88 +1,32 @@
 """Derives the config of a CoAtNet from the model's name and arguments in timm, or from the arrays of a state dict."""
 
+import dataclasses
 import math
 import re
 
 from keras_vit import arguments
-from keras_vit.config import DEFAULT_IMAGE_SIZE
-from keras_vit.models.coatnet.config import (
-    ACTIVATIONS,
-    EXPANSION,
-    VARIANTS,
-    CoAtNetConfig,
-    image_size_in_name,
-    table_grid,
-)
+from keras_vit.config import DEFAULT_IMAGE_SIZE, ModelConfig
+from keras_vit.models.coatnet.config import VARIANTS, CoAtNetConfig, image_size_in_name, table_grid
 from keras_vit.weights import timm_config
-from keras_vit.weights.found import KNOWN, STATED, put_preprocessing
+from keras_vit.weights.found import DEFAULT, KNOWN, STATED, put_preprocessing
 from keras_vit.weights.record import begin, read_record
-from keras_vit.weights.timm_config import translated
 
 # The ending of the weight paths of position tables.
 TABLE = "/attention/position_table"
 NAMES = [name for name in VARIANTS if name not in "012345"]
 # {timm's name without image size: ending of the full name}. The ending of all other names is "_224".
 SUFFIXES = {"test_coatnet": ""}
-_SAME = {name: name for name in ACTIVATIONS}
-_DOWNSAMPLINGS = {"1x1": "expansion", "dw": "depthwise", "pool": "pooling"}
-_POOLS = {"max": "max3", "max2": "max2", "avg2": "avg2"}
-_EXPANDED = {True: "output", False: "input"}
-# (timm arguments, config field, {timm's value: our value}). If a row has several timm arguments, their values must be
-# equal. None instead of a dict means that our value is timm's value.
-_FIELDS = (
-    (("embed_dim",), "widths", None),
-    (("depths",), "depths", None),
-    (("stem_width",), "stem_widths", None),
-    (("block_type",), "conv_depths", None),
-    (("head_hidden_size",), "representation_size", None),
-    (("conv_expand_output", "transformer_expand_first"), "expanded_from", _EXPANDED),
-    (("conv_stride_mode",), "downsampling", _DOWNSAMPLINGS),
-    (("conv_pool_type", "transformer_pool_type"), "pool_type", _POOLS),
-    (("conv_padding",), "padding", {"": "symmetric", "same": "same"}),
-    (("conv_pre_norm_act",), "pre_norm_activation", None),
-    (("conv_output_bias",), "conv_bias", None),
-    (("conv_attn_early",), "se_before_norm", None),
-    (("conv_attn_act_layer",), "se_activation", _SAME),
-    (("conv_attn_ratio",), "se_ratio", None),
-    (("conv_act_layer",), "conv_activation", _SAME),
-    (("conv_norm_eps",), "batch_norm_epsilon", None),
-    (("transformer_dim_head",), "head_dim", None),
-    (("transformer_shortcut_bias",), "shortcut_bias", None),
-    (("transformer_act_layer",), "activation", _SAME),
-    (("transformer_norm_layer",), "transformer_norm", {"layernorm2d": "layer", "batchnorm2d": "batch"}),
-    (("transformer_norm_eps",), "layer_norm_epsilon", None),
-    (("transformer_init_values",), "layer_scale_init", None),
-)
-# `_FIXED` is {timm argument: the only value that this package supports}. `_IGNORED` matches the timm arguments that do
-# not change the outputs.
-_FIXED = {
-    **{"global_pool": "avg", "stem_bias": False, "conv_block_type": "mbconv", "conv_expand_ratio": EXPANSION},
-    **{"conv_kernel_size": 3, "conv_group_size": 1, "conv_attn_layer": "se", "conv_downsample_pool_type": "avg2"},
-    **{"transformer_expand_ratio": EXPANSION, "transformer_attn_bias": True},
+# {timm argument: config field}. A folder with other arguments that change the outputs is refused.
+_SIZES = {
+    **{"embed_dim": "widths", "depths": "depths", "stem_width": "stem_widths", "transformer_dim_head": "head_dim"},
+    **{"head_hidden_size": "representation_size", "transformer_init_values": "layer_scale_init"},
+    "transformer_rel_pos_dim": "position_mlp_dim",
 }
-_IGNORED = re.compile(
-    "img_size|in_chans|num_classes|weight_init|.*drop(_path)?(_rate)?|conv_init_values|conv_norm_layer_cl|"
-    "transformer_(norm_layer_cl|window_size|grid_size|partition_ratio|no_block_attn|use_nchw_attn|head_first)"
-)
-
-
-def maxxvit_arguments(config):
-    """Returns the arguments of timm's `MaxxVit` for a config, as JSON values."""
-    found = {}
-    for names, field, values in _FIELDS:
-        value = getattr(config, field)
-        back = {here: there for there, here in (values or {}).items()}
-        value = list(value) if isinstance(value, tuple) else back.get(value, value)
-        found |= dict.fromkeys(names, value)
-    found["block_type"] = [
-        ["C" if block.is_conv else "T" for block in config.blocks if block.stage == stage]
-        for stage in range(1, len(config.depths) + 1)
-    ]
-    mlp = config.position_mlp_dim is not None
-    return found | {
-        "transformer_rel_pos_type": "mlp" if mlp else "bias",
-        "transformer_rel_pos_dim": config.position_mlp_dim if mlp else 512,
-    }
+# The timm arguments that do not change the outputs.
+_IGNORED = re.compile("img_size|in_chans|num_classes|.*drop(_path)?(_rate)?")
+# The config fields that an architecture of timm determines.
+_FIELDS = {field.name for field in dataclasses.fields(CoAtNetConfig)}
+_FIELDS -= {*(field.name for field in dataclasses.fields(ModelConfig)), "table_image_size", "position_interpolation"}
 
 
 def config_of(path, name, args):
@@ -90,36 +34,20 @@ def config_of(path, name, args):
 
     Raises ValueError, with the file's `path`, if the architecture or an argument is not supported.
     """
-    row = re.sub(r"_\d{3}$", "", name)
-    if row not in NAMES:
+    variant, fields = re.sub(r"_\d{3}$", "", name), {}
+    if variant not in NAMES:
         known = ", ".join(f"{each}{SUFFIXES.get(each, '_224')}" for each in NAMES)
         raise ValueError(f"Cannot load {path!r}: timm's {name!r} is not supported. Expected one of {known}.")
-    found = maxxvit_arguments(CoAtNetConfig.from_variant(row))
     for key, value in args.items():
-        if key in _FIXED:
-            translated(path, key, value, {_FIXED[key]: None})
-        elif key in found:
-            found[key] = value
-        elif key == "conv_norm_layer":
-            translated(path, key, value, {"": None, "batchnorm2d": None})
-        elif not _IGNORED.fullmatch(key):
-            raise ValueError(f"Cannot load {path!r}: {key}={value!r} in its model_args is not supported.")
-    fields = {"position_interpolation": "geometric", "norm_after_pooling": bool(found["head_hidden_size"])}
-    found["block_type"] = _conv_depths(path, found["block_type"], found["depths"])
-    kind = timm_config.translated(
-        path, "transformer_rel_pos_type", found["transformer_rel_pos_type"], {"bias": None, "mlp": "mlp"}
-    )
-    fields["position_mlp_dim"] = found["transformer_rel_pos_dim"] if kind else None
-    for names, field, values in _FIELDS:
-        several = [found[key] if values is None else translated(path, key, found[key], values) for key in names]
-        if any(value != several[0] for value in several):
-            raise ValueError(f"Cannot load {path!r}. Expected equal {' and '.join(names)}. Received: {several}.")
-        fields[field] = several[0]
-    # If a model does not have the layer, timm's value is 0 or None, and ours is None.
-    for field in ("representation_size", "layer_scale_init"):
-        fields[field] = fields[field] or None
+        if key in _SIZES:
+            # If a model does not have a layer, timm's value may be 0.
+            fields[_SIZES[key]] = value or None
+        elif not _IGNORED.fullmatch(key) and (key, value) != ("global_pool", "avg"):
+            raise ValueError(f"Cannot load {path!r}: {key}={value!r} in its config is not supported.")
+    if "representation_size" in fields:
+        fields["norm_after_pooling"] = fields["representation_size"] is not None
     try:
-        return CoAtNetConfig(**fields)
+        return CoAtNetConfig.from_variant(variant, **fields)
     except ValueError as error:
         raise ValueError(f"Cannot load {path!r}: its model_args are invalid. {error}") from None
 
@@ -130,33 +58,11 @@ def timm_architecture(config):
     # timm cannot use a side that is not a multiple of the total stride, because the residual branch and the shortcut of
     # a block would have different sizes.
     fits = None in config.image_size or not any(side % 2 ** (len(config.depths) + 1) for side in size)
-    fits = fits and config.norm_after_pooling == (config.representation_size is not None)
-    own = maxxvit_arguments(config)
     for name in NAMES if fits else ():
-        if maxxvit_arguments(CoAtNetConfig.from_variant(name)) == own:
+        if _architecture(CoAtNetConfig.from_variant(name)) == _architecture(config):
             args = {} if size == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) else {"img_size": list(size)}
             return f"{name}{SUFFIXES.get(name, '_224')}", args
     raise ValueError("a size or options for which timm has no name")
-
-
-def _conv_depths(path, kinds, depths):
-    """Returns the number of MBConv blocks in each stage.
-
-    `kinds` is timm's argument `block_type`: for each stage, a list of "C" (MBConv) and "T" (transformer). If a list is
-    shorter than the depth of its stage, the last kind is repeated.
-    """
-    if not isinstance(kinds, (list, tuple)) or not isinstance(depths, (list, tuple)) or len(kinds) != len(depths):
-        received = f"block_type={kinds!r}, depths={depths!r}"
-        raise ValueError(f"Cannot load {path!r}. Expected lists with an entry per stage. Received: {received}.")
-    found = []
-    for own, depth in zip(kinds, depths, strict=True):
-        own = "".join(map(str, own))
-        match = re.fullmatch("(C*)(T*)", own)
-        if match is None or not own:
-            expected = 'a block_type with "C" before "T" in each stage'
-            raise ValueError(f"Cannot load {path!r}. Expected {expected}. Received: {kinds!r}.")
-        found.append(len(match[1]) if match[2] else depth)
-    return found
 
 
 def fields_from_arrays(shapes):
@@ -217,8 +123,7 @@ def timm_variant(fields):
 
 
 def _architecture(config):
-    names = ("position_interpolation", "norm_after_pooling", "position_mlp_dim", *(field for _, field, _ in _FIELDS))
-    return {name: getattr(config, name) for name in names}
+    return {name: getattr(config, name) for name in _FIELDS}
 
 
 def read_config(file, grid_size=None):
@@ -235,6 +140,8 @@ def read_config(file, grid_size=None):
     else:
         put_preprocessing(found, file.source, file.source.preprocessing)
         _read_arrays(file, found)
+    if "position_interpolation" not in found.values:
+        found.put(f"{DEFAULT} timm", position_interpolation=file.source.position_interpolation)
     found.tables = {weight: _grid_of_table(file, found, weight) for weight in file.weights if weight.endswith(TABLE)}
     return found
 
