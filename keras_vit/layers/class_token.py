@@ -9,16 +9,6 @@ from keras_vit.layers.base import Layer
 class PrefixTokens(Layer):
     """Prepends learned tokens to the patches: class, distillation or register tokens. All images get the same tokens.
 
-    Args:
-        num_tokens: Int, the number of tokens.
-        initializer: Initializer of the tokens. The default is zeros, as in the official Flax code.
-
-    Input shape: (batch, num_patches, hidden_dim). Output shape: (batch, num_tokens + num_patches, hidden_dim).
-
-    Example:
-    >>> PrefixTokens(4)(np.zeros((2, 196, 768))).shape
-    (2, 200, 768)
-
     Reference: [arXiv 2309.16588](https://arxiv.org/abs/2309.16588) for registers.
     """
 

@@ -11,14 +11,7 @@ _FACTORS, _SCALE = ("lora_kernel_a", "lora_kernel_b"), "lora_scale"
 
 @keras.saving.register_keras_serializable(package="keras_vit")
 class Dense(keras.layers.Dense):
-    """Computes the same as `keras.layers.Dense`, but faster, and saves LoRA factors separately from the kernel.
-
-    Input shape: (..., width). Output shape: (..., units).
-
-    Example:
-    >>> Dense(8)(np.zeros((2, 197, 16))).shape
-    (2, 197, 8)
-    """
+    """Computes the same as `keras.layers.Dense`, but faster, and saves LoRA factors separately from the kernel."""
 
     @property
     def dtype_policy(self):

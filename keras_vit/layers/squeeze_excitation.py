@@ -1,6 +1,6 @@
 import keras
 
-from keras_vit import activations, arguments
+from keras_vit import activations
 from keras_vit.layers.base import Layer
 from keras_vit.layers.dense import Dense
 
@@ -9,16 +9,7 @@ from keras_vit.layers.dense import Dense
 class SqueezeExcitation(Layer):
     """Multiplies each channel by a number in 0..1, which two dense layers compute from the means of all channels.
 
-    Args:
-        reduced_dim: Int, the number of units of the first dense layer.
-        activation: Name or function, the activation of the first dense layer.
-        kernel_initializer: Initializer of both kernels.
-
-    Input and output shape: (batch, height, width, channels).
-
-    Example:
-    >>> SqueezeExcitation(4)(np.zeros((1, 7, 7, 16))).shape
-    (1, 7, 7, 16)
+    The first dense layer has `reduced_dim` units.
 
     Reference: [arXiv 1709.01507](https://arxiv.org/abs/1709.01507), section 3.
     """
@@ -27,8 +18,7 @@ class SqueezeExcitation(Layer):
 
     def __init__(self, reduced_dim, activation="silu", kernel_initializer="glorot_uniform", **kwargs):
         super().__init__(**kwargs)
-        self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)
-        self.activation = activations.get(activation)
+        self.reduced_dim, self.activation = reduced_dim, activations.get(activation)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

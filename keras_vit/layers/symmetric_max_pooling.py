@@ -3,7 +3,6 @@ import math
 import keras
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.layers.base import Layer
 from keras_vit.layers.padding import pad_sides
 
@@ -12,26 +11,13 @@ from keras_vit.layers.padding import pad_sides
 class SymmetricMaxPooling2D(Layer):
     """Max pooling with the same padding on all four sides, unlike Keras' "same" padding.
 
-    Args:
-        pool_size: Int, odd, the side of a window in pixels; `pool_size // 2` pixels are padded on each side.
-        strides: Int, in pixels.
-        padding: "lowest" pads with -inf, which is never the maximum, and "zeros" with 0, which may be the maximum.
-
-    Input shape: (batch, height, width, channels), always channels last.
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), channels).
-
-    Example:
-    >>> SymmetricMaxPooling2D(pool_size=3, strides=2)(np.zeros((1, 112, 112, 64))).shape
-    (1, 56, 56, 64)
+    `pool_size`, the side of a window, is odd. padding="lowest" pads with -inf, which is never the maximum, and "zeros"
+    pads with 0, which may be the maximum. Images are always channels last.
     """
 
     def __init__(self, pool_size, strides, padding="lowest", **kwargs):
         super().__init__(**kwargs)
-        self.pool_size = arguments.positive_int("pool_size", pool_size)
-        if self.pool_size % 2 == 0:
-            raise arguments.invalid("pool_size", "an odd number", pool_size)
-        self.strides = arguments.positive_int("strides", strides)
-        self.padding = arguments.choice("padding", padding, ("lowest", "zeros"))
+        self.pool_size, self.strides, self.padding = pool_size, strides, padding
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def call(self, images):

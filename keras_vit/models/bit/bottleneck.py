@@ -1,9 +1,7 @@
 import keras
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.layers.base import CompositeLayer
-from keras_vit.models.bit.config import RESNET_EPSILONS
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
@@ -31,27 +29,12 @@ class Bottleneck(CompositeLayer):
     """A ResNet bottleneck unit with group normalization (32 groups) and standardized convolutions.
 
     The residual branch has three convolutions: 1 x 1, 3 x 3 with the stride, and 1 x 1. If the unit changes the shape
-    of the images, a 1 x 1 convolution projects the shortcut.
+    of the images, a 1 x 1 convolution projects the shortcut. The unit has `4 * width` output channels.
 
-    Args:
-        width: Int, a multiple of 32, the number of channels inside the unit.
-        strides: Int, the factor by which the height and width shrink.
-        pre_activation: Bool. If False, as in hybrids, a norm follows each convolution and the projection, and a ReLU
-            follows the first two norms and the sum. If True, as in BiT, a norm and a ReLU precede each convolution, and
-            the projection reads the output of the first norm and ReLU. The two kinds also differ in the padding and
-            epsilon of the convolutions.
-        epsilons: "official", or "timm" for the epsilons of timm and transformers.
-
-    Input shape: (batch, height, width, channels); a multiple of 32 channels with `pre_activation=True`.
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
-
-    Raises:
-        ValueError: If `width`, or with `pre_activation=True` the number of channels, is not a multiple of 32.
-
-    Example:
-
-    >>> Bottleneck(64, strides=2)(np.zeros((1, 56, 56, 64))).shape
-    (1, 28, 28, 256)
+    With `pre_activation=False`, as in hybrids, a norm follows each convolution and the projection, and a ReLU follows
+    the first two norms and the sum. With True, as in BiT, a norm and a ReLU precede each convolution, and the
+    projection reads the output of the first norm and ReLU. The two kinds also differ in the padding and epsilon of the
+    convolutions.
 
     Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), but the stride is in the second convolution.
     Pre-activation: [arXiv 1603.05027](https://arxiv.org/abs/1603.05027) and [arXiv
@@ -59,16 +42,10 @@ class Bottleneck(CompositeLayer):
     last norm's scale is zero in hybrids.
     """
 
-    adds_up = True
-
     def __init__(self, width, strides=1, pre_activation=False, epsilons="official", **kwargs):
         super().__init__(**kwargs)
-        self.width = arguments.positive_int("width", width)
-        self.strides = arguments.positive_int("strides", strides)
-        self.pre_activation = arguments.boolean("pre_activation", pre_activation)
-        self.epsilons = arguments.choice("epsilons", epsilons, RESNET_EPSILONS)
-        if self.width % 32:
-            raise arguments.invalid("width", "a multiple of 32", width)
+        self.width, self.strides = width, strides
+        self.pre_activation, self.epsilons = pre_activation, epsilons
         self.conv_1 = self._conv("conv_1", width, 1)
         self.conv_2 = self._conv("conv_2", width, 3, strides)
         self.conv_3 = self._conv("conv_3", 4 * width, 1)

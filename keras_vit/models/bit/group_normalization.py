@@ -1,7 +1,6 @@
 import keras
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.layers.base import Layer
 
 
@@ -12,40 +11,19 @@ class GroupNormalization(Layer):
     The variance is computed from centred values, in float32. On PyTorch, `keras.layers.GroupNormalization` loses
     precision, and may return NaN, if the mean is far above the standard deviation.
 
-    Args:
-        groups: Int, the number of groups.
-        epsilon: Float, added to the variance.
-        gamma_initializer: Initializer of the scale.
-
-    Call arguments:
-        images: (batch, height, width, channels), always channels last; the output has the same shape.
-        show_nan: Ignored. It is accepted because files of version 0.2 contain it.
-
-    Raises:
-        ValueError: If the number of channels is not a multiple of `groups`.
-
-    Example:
-
-    >>> GroupNormalization(groups=32)(np.zeros((1, 56, 56, 64))).shape
-    (1, 56, 56, 64)
+    `call` ignores `show_nan`. It is accepted because files of version 0.2 contain it.
 
     Reference: [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
     """
 
     def __init__(self, groups=32, epsilon=1e-6, gamma_initializer="ones", **kwargs):
         super().__init__(**kwargs)
-        self.groups = arguments.positive_int("groups", groups)
-        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.groups, self.epsilon = groups, epsilon
         self.gamma_initializer = keras.initializers.get(gamma_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):
         channels = images_shape[-1]
-        if channels is None or channels % self.groups:
-            raise ValueError(
-                f"Expected a number of channels that is a multiple of {self.groups}, the number of groups. "
-                f"Received: shape {tuple(images_shape)}"
-            )
         # No autocast, because `call` uses these weights in float32.
         self.gamma = self.add_weight(
             name="gamma", shape=(channels,), initializer=self.gamma_initializer, autocast=False

@@ -14,24 +14,10 @@ class StandardizedConv2D(Layer):
     The kernel is standardized in float32. The defaults suit hybrids; BiT uses
     `padding="symmetric", epsilon=1e-10, epsilon_added_to="variance"`.
 
-    Args:
-        filters: Int, the number of output channels.
-        kernel_size: Int, or (height, width), in pixels.
-        strides: Int, or (vertical, horizontal), in pixels.
-        padding: "same" or "symmetric". "same" is as in TensorFlow: if the padding of an axis is odd, the bottom or
-            right side gets the extra pixel. "symmetric" adds `kernel_size // 2` pixels on each side, and needs odd
-            kernel sizes. If the sizes are odd, the two paddings differ only if `strides` is above 1.
-        epsilon: Float, avoids division by zero.
-        epsilon_added_to: "std", `(w - mean) / (std + epsilon)`, or "variance", `(w - mean) / sqrt(variance + epsilon)`.
-        kernel_initializer: Initializer of the kernel. None: LeCun normal, as in the official Flax code.
-
-    Input shape: (batch, height, width, channels), always channels last.
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
-
-    Example:
-
-    >>> StandardizedConv2D(64, kernel_size=7, strides=2)(np.zeros((1, 224, 224, 3))).shape
-    (1, 112, 112, 64)
+    With padding="same", the bottom or right side gets the extra pixel of an odd padding, as in TensorFlow. "symmetric"
+    adds `kernel_size // 2` pixels on each side. If the sizes are odd, the two paddings differ only if `strides` is
+    above 1. The kernel becomes `(w - mean) / (std + epsilon)` or, with `epsilon_added_to="variance"`,
+    `(w - mean) / sqrt(variance + epsilon)`. Images are always channels last.
 
     Reference: [arXiv 1903.10520](https://arxiv.org/abs/1903.10520).
     """
@@ -48,14 +34,10 @@ class StandardizedConv2D(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.filters = arguments.positive_int("filters", filters)
+        self.filters = filters
         self.kernel_size = arguments.pair("kernel_size", kernel_size)
         self.strides = arguments.pair("strides", strides)
-        self.padding = arguments.choice("padding", padding, ("same", "symmetric"))
-        if padding == "symmetric" and not all(size % 2 for size in self.kernel_size):
-            raise arguments.invalid("kernel_size", 'odd sizes with padding="symmetric"', kernel_size)
-        self.epsilon = arguments.epsilon("epsilon", epsilon)
-        self.epsilon_added_to = arguments.choice("epsilon_added_to", epsilon_added_to, ("std", "variance"))
+        self.padding, self.epsilon, self.epsilon_added_to = padding, epsilon, epsilon_added_to
         self.kernel_initializer = keras.initializers.get(
             initializers.LecunNormal() if kernel_initializer is None else kernel_initializer
         )
@@ -63,8 +45,6 @@ class StandardizedConv2D(Layer):
 
     def build(self, images_shape):
         channels = images_shape[-1]
-        if channels is None:
-            raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
         # No autocast, because a lower compute dtype should round the standardized kernel, not the stored one.
         self.kernel = self.add_weight(
             name="kernel",

@@ -1,7 +1,6 @@
 import keras
 
-from keras_vit import activations, arguments
-from keras_vit.config import PADDINGS
+from keras_vit import activations
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.dense import Dense
@@ -9,7 +8,6 @@ from keras_vit.layers.downsampling import conv, convolve, pooling
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
-from keras_vit.models.coatnet.config import DOWNSAMPLINGS, POOL_TYPES
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -19,25 +17,9 @@ class MBConv(CompositeLayer):
     Each convolution but the last is followed by batch normalization and an activation. A 1 x 1 convolution projects the
     shortcut if the number of channels changes.
 
-    Args:
-        filters: Int, the number of output channels.
-        hidden_dim: Int, the number of channels after the expansion.
-        reduced_dim: Int, the width inside squeeze-and-excitation.
-        strides: 1, or 2 to halve height and width, rounded up.
-        downsampling, pool_type, padding, pre_norm_activation, se_activation, se_before_norm: As in `CoAtNetConfig`.
-        activation: Name or function, the activation after the expansion, after the depthwise convolution and, with
-            `pre_norm_activation`, after the first norm.
-        use_bias: Bool, whether the last convolution and the shortcut convolution have a bias.
-        epsilon: Float, the epsilon of the norms.
-        drop_path_rate, seed: As in `DropPath`, for the residual branch.
-
-    Input shape: (batch, height, width, channels).
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
-
-    Example:
-
-    >>> MBConv(96, hidden_dim=384, reduced_dim=24, strides=2)(np.zeros((1, 112, 112, 64))).shape
-    (1, 56, 56, 96)
+    The arguments are as in `CoAtNetConfig`, except for these: `filters`, `hidden_dim` and `reduced_dim` are the
+    channels of the output, after the expansion and inside squeeze-and-excitation. `activation` follows the expansion,
+    the depthwise convolution and, with `pre_norm_activation`, the first norm.
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
     state the window of the max pooling, or whether a shortcut with equal channels is projected. This layer uses 2 x 2
@@ -64,18 +46,11 @@ class MBConv(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.filters = arguments.positive_int("filters", filters)
-        self.hidden_dim = arguments.positive_int("hidden_dim", hidden_dim)
-        self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)
-        self.strides = arguments.choice("strides", strides, (1, 2))
-        self.downsampling = arguments.choice("downsampling", downsampling, DOWNSAMPLINGS)
-        self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
-        self.padding = arguments.choice("padding", padding, PADDINGS)
+        self.filters, self.hidden_dim, self.reduced_dim, self.strides = filters, hidden_dim, reduced_dim, strides
+        self.downsampling, self.pool_type, self.padding = downsampling, pool_type, padding
         self.activation, self.se_activation = activations.get(activation), activations.get(se_activation)
-        self.set_booleans(pre_norm_activation=pre_norm_activation, use_bias=use_bias, se_before_norm=se_before_norm)
-        self.epsilon = arguments.epsilon("epsilon", epsilon)
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.seed = seed
+        self.pre_norm_activation, self.use_bias, self.se_before_norm = pre_norm_activation, use_bias, se_before_norm
+        self.epsilon, self.drop_path_rate, self.seed = epsilon, drop_path_rate, seed
         self.pre_norm, self.expand_norm, self.depthwise_norm = (
             BatchNorm(momentum=0.9, epsilon=epsilon, name=name, **self.inherited)
             for name in ("pre_norm", "expand_norm", "depthwise_norm")

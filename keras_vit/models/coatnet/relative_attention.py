@@ -4,11 +4,11 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.images.interpolation import TABLE_METHODS, resize_matrix
+from keras_vit.images.interpolation import resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.kernels import attend, attend_unfused
+from keras_vit.layers.kernels import attend
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -16,29 +16,9 @@ class RelativeAttention(CompositeLayer):
     """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
 
     Each head has a bias for each offset. An offset is the number of rows and columns from a key to a query. The biases
-    are in a learned table or are computed by a small MLP. The table is resized for feature maps of another size.
-
-    Args:
-        num_heads: Int, the number of heads.
-        head_dim: Int, the width of a head.
-        units: Int, the number of output channels.
-        grid_size: (rows, columns) of the feature map that the table is stored for.
-        position_mlp_dim: Int, the hidden width of the MLP that computes the biases; None for a learned table. The MLP
-            receives each offset x as `sign(x) * log(1 + |x|)`.
-        interpolation: The method that resizes the table: "bilinear", as in the paper, or "geometric", as in timm.
-
-    Call arguments:
-        images: (batch, rows, columns, channels).
-        return_attention_scores: Bool, whether to return the attention weights too.
-
-    Returns:
-        The outputs, (batch, rows, columns, units). If requested, a tuple of the outputs and the attention weights,
-        (batch, num_heads, rows * columns, rows * columns).
-
-    Example:
-
-    >>> RelativeAttention(12, 32, 384, grid_size=(14, 14))(np.zeros((1, 14, 14, 384))).shape
-    (1, 14, 14, 384)
+    are in a learned table for feature maps of `grid_size`, which is resized for feature maps of another size. If
+    `position_mlp_dim` is set, an MLP of this hidden width computes the biases instead. The MLP receives each offset x
+    as `sign(x) * log(1 + |x|)`. Input shape: (batch, rows, columns, channels).
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), sections 2.1 and A.1. The MLP is timm's
     version of [arXiv 2111.09883](https://arxiv.org/abs/2111.09883), section 3.3. Initialized as in timm: The query,
@@ -49,12 +29,9 @@ class RelativeAttention(CompositeLayer):
         self, num_heads, head_dim, units, grid_size, position_mlp_dim=None, interpolation="bilinear", **kwargs
     ):
         super().__init__(**kwargs)
-        self.num_heads = arguments.positive_int("num_heads", num_heads)
-        self.head_dim = arguments.positive_int("head_dim", head_dim)
-        self.units = arguments.positive_int("units", units)
+        self.num_heads, self.head_dim, self.units = num_heads, head_dim, units
         self.grid_size = arguments.pair("grid_size", grid_size)
-        self.position_mlp_dim = arguments.optional(arguments.positive_int, "position_mlp_dim", position_mlp_dim)
-        self.interpolation = arguments.choice("interpolation", interpolation, TABLE_METHODS)
+        self.position_mlp_dim, self.interpolation = position_mlp_dim, interpolation
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):
@@ -88,20 +65,15 @@ class RelativeAttention(CompositeLayer):
     def dense_layers(self):
         return self.qkv, self.out
 
-    def call(self, images, return_attention_scores=False):
+    def call(self, images):
         rows, columns, channels = ops.shape(images)[1:]
         tokens = ops.reshape(images, (-1, rows * columns, channels))
         # The channels of a head's query, key and value follow each other, as in timm.
         qkv = ops.reshape(self.qkv(tokens), (-1, rows * columns, self.num_heads, 3, self.head_dim))
         query, key, value = ops.unstack(qkv, 3, axis=3)
         bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
-        if return_attention_scores:
-            x, weights = attend_unfused(query, key, value, bias)
-        else:
-            x, weights = attend(query, key, value, bias), None
-        x = ops.reshape(x, (-1, rows, columns, self.num_heads * self.head_dim))
-        x = self.out(x)
-        return (x, weights) if return_attention_scores else x
+        x = attend(query, key, value, bias)
+        return self.out(ops.reshape(x, (-1, rows, columns, self.num_heads * self.head_dim)))
 
     def cost_steps(self, images_shape, **call_arguments):
         tokens, width = math.prod(images_shape[:-1]), self.num_heads * self.head_dim
@@ -146,12 +118,6 @@ class RelativeAttention(CompositeLayer):
 
     def compute_output_shape(self, images_shape):
         return *images_shape[:-1], self.units
-
-    def compute_output_spec(self, images, return_attention_scores=False):
-        batch, rows, columns, _ = images.shape
-        places = None if None in (rows, columns) else rows * columns
-        scores = [(batch, self.num_heads, places, places)] if return_attention_scores else []
-        return self.spec(self.compute_output_shape(images.shape), *scores)
 
 
 def _offsets(side):

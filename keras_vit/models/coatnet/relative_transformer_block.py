@@ -1,7 +1,6 @@
 import keras
 
 from keras_vit import arguments
-from keras_vit.config import PADDINGS
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
@@ -10,7 +9,7 @@ from keras_vit.layers.downsampling import pooling
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
-from keras_vit.models.coatnet.config import EXPANSION, NORMS, POOL_TYPES
+from keras_vit.models.coatnet.config import EXPANSION
 from keras_vit.models.coatnet.relative_attention import RelativeAttention
 
 
@@ -21,23 +20,7 @@ class RelativeTransformerBlock(CompositeLayer):
     The hidden layer of the MLP has `4 * units` channels. With `strides=2`, the shortcut and the output of the first
     norm are pooled. A dense layer projects the shortcut if the number of channels changes.
 
-    Args:
-        num_heads, head_dim, grid_size, position_mlp_dim, interpolation: As in `RelativeAttention`.
-        units: Int, the number of output channels.
-        strides: 1, or 2 to halve height and width, rounded up.
-        pool_type, padding, shortcut_bias, layer_scale_init, activation: As in `CoAtNetConfig`.
-        norm: "layer" or "batch", the kind of the norms.
-        epsilon: Float, the epsilon of the norms.
-        drop_path_rate, seed: As in `DropPath`, for each residual branch.
-
-    Input shape: (batch, height, width, channels).
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), units).
-
-    Example:
-
-    >>> block = RelativeTransformerBlock(24, 32, 768, grid_size=(7, 7), strides=2)
-    >>> block(np.zeros((1, 14, 14, 384))).shape
-    (1, 7, 7, 768)
+    The arguments are as in `RelativeAttention` and `CoAtNetConfig`. `norm` and `epsilon` are for both norms.
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
     state the window of the max pooling, or whether a shortcut with equal channels is projected. This layer uses 2 x 2
@@ -65,16 +48,11 @@ class RelativeTransformerBlock(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.num_heads, self.head_dim, self.units = num_heads, head_dim, arguments.positive_int("units", units)
-        self.strides = arguments.choice("strides", strides, (1, 2))
-        self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
-        self.padding = arguments.choice("padding", padding, PADDINGS)
-        self.shortcut_bias = arguments.boolean("shortcut_bias", shortcut_bias)
-        self.norm = arguments.choice("norm", norm, NORMS)
-        self.epsilon = arguments.epsilon("epsilon", epsilon)
-        self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
+        self.num_heads, self.head_dim, self.units = num_heads, head_dim, units
+        self.strides, self.pool_type, self.padding = strides, pool_type, padding
+        self.shortcut_bias, self.layer_scale_init = shortcut_bias, layer_scale_init
+        self.norm, self.epsilon, self.drop_path_rate = norm, epsilon, drop_path_rate
         self.position_mlp_dim, self.interpolation, self.seed = position_mlp_dim, interpolation, seed
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.attention = RelativeAttention(
             num_heads, head_dim, units, grid_size, position_mlp_dim, interpolation, name="attention", **self.inherited
         )

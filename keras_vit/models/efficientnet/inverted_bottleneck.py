@@ -3,8 +3,6 @@ import math
 import keras
 from keras import ops
 
-from keras_vit import arguments
-from keras_vit.config import PADDINGS
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
@@ -28,22 +26,7 @@ class InvertedBottleneck(CompositeLayer):
     and a 1 x 1 convolution. A batch normalization follows each convolution, and swish follows the first two batch
     normalizations. If the input has the same shape as the output, the input is added to the output.
 
-    Args:
-        filters: Int, the number of output channels.
-        kernel_size: Int, odd, the side of the depthwise kernel in pixels.
-        strides: Int, the factor by which the block reduces height and width.
-        expansion: Int, the inner width relative to the input width; 1 omits the first convolution.
-        padding: As in `EfficientNetConfig`; it matters only if `strides` is above 1.
-        epsilon: Float, the epsilon of the norms.
-        drop_path_rate, seed: As in `DropPath`, for the residual branch.
-
-    Input shape: (batch, height, width, channels), always channels last.
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), filters).
-
-    Example:
-
-    >>> InvertedBottleneck(24, kernel_size=3, strides=2)(np.zeros((1, 112, 112, 16))).shape
-    (1, 56, 56, 24)
+    `expansion` is the inner width relative to the input width. If it is 1, the first convolution is omitted.
 
     Reference: [arXiv 1801.04381](https://arxiv.org/abs/1801.04381), section 3.2, with the squeeze-and-excitation of
     [arXiv 1905.11946](https://arxiv.org/abs/1905.11946), section 4. The inner width of the squeeze-and-excitation
@@ -63,16 +46,8 @@ class InvertedBottleneck(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.filters = arguments.positive_int("filters", filters)
-        self.kernel_size = arguments.positive_int("kernel_size", kernel_size)
-        if self.kernel_size % 2 == 0:
-            raise arguments.invalid("kernel_size", "an odd number", kernel_size)
-        self.strides = arguments.positive_int("strides", strides)
-        self.expansion = arguments.positive_int("expansion", expansion)
-        self.padding = arguments.choice("padding", padding, PADDINGS)
-        self.epsilon = arguments.epsilon("epsilon", epsilon)
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.seed = seed
+        self.filters, self.kernel_size, self.strides, self.expansion = filters, kernel_size, strides, expansion
+        self.padding, self.epsilon, self.drop_path_rate, self.seed = padding, epsilon, drop_path_rate, seed
         self.drop_path = DropPath(self.drop_path_rate, seed=seed, name="drop_path", **self.inherited)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

@@ -42,25 +42,14 @@ def softmax_weights(scores, dtype):
 class Tokenizer(CompositeLayer):
     """Base class of layers that pool the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`.
 
-    `softmax_HW` is the softmax over all pixels.
-
-    Args:
-        token_dim: Int, the width of a token. None: the width of the feature map. If `token_dim` differs from the width
-            of the feature map, the tokens are `T W_V` instead of T.
-
-    Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width.
-        tokens: (batch, num_tokens, any width), the tokens of the previous module, only for a `RecurrentTokenizer`.
-        return_attention_scores: Bool, whether to return the attention weights too. They sum to 1 over the pixels.
-
-    Returns:
-        The tokens, (batch, num_tokens, token_dim). If requested, a tuple of the tokens and the attention weights,
-        (batch, num_tokens, height, width).
+    `softmax_HW` is the softmax over all pixels. If `token_dim`, the width of a token, is neither None nor the width of
+    the feature map, the tokens are `T W_V` instead of T. With `return_attention_scores`, the attention weights, (batch,
+    num_tokens, height, width), are returned too.
     """
 
     def __init__(self, token_dim=None, **kwargs):
         super().__init__(**kwargs)
-        self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
+        self.token_dim = token_dim
 
     def build(self, feature_map_shape, tokens_shape=None):
         channels = feature_map_shape[-1]
@@ -95,11 +84,6 @@ class Tokenizer(CompositeLayer):
 class FilterTokenizer(Tokenizer):
     """A `Tokenizer` with the scores `X W_A`. Each column of `W_A` is the learned filter of one token.
 
-    Example:
-
-    >>> FilterTokenizer(16)(np.zeros((1, 14, 14, 256))).shape
-    (1, 16, 256)
-
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.1. The equation has no `W_V`, but the
     appendix needs one, because its tokens are wider than the feature map. The paper does not specify initial weights.
     The weights are initialized like PyTorch's linear layers.
@@ -107,7 +91,7 @@ class FilterTokenizer(Tokenizer):
 
     def __init__(self, num_tokens, token_dim=None, **kwargs):
         super().__init__(token_dim, **kwargs)
-        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
+        self.num_tokens = num_tokens
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build_filters(self, channels, tokens_shape):
@@ -123,11 +107,6 @@ class FilterTokenizer(Tokenizer):
 @keras.saving.register_keras_serializable(package="keras_vit")
 class RecurrentTokenizer(Tokenizer):
     """A `Tokenizer` with the scores `X (T_in W_TR)^T`. The tokens T_in of the previous module determine the filters.
-
-    Example:
-
-    >>> RecurrentTokenizer()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 256))).shape
-    (1, 16, 256)
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.1.2. The weights are initialized like
     PyTorch's linear layers. In addition, the initial `W_TR` is divided by the square root of the number of channels, so
@@ -149,18 +128,8 @@ class TokenTransformer(CompositeLayer):
     """The transformer of a VT module: `T' = T + softmax_L((T K)(T Q)^T) T`, then `T' + relu(T' F1) F2`.
 
     `softmax_L` is the softmax over the tokens. The attention has one head. There are no norms, biases or value
-    projections, and the scores are not divided by the square root of `key_dim`.
-
-    Args:
-        key_dim: Int, the width of `T K` and `T Q`. None: the width of the tokens.
-        drop_path_rate, seed: As in `DropPath`, for each residual branch.
-
-    Input and output shape: (batch, num_tokens, token_dim).
-
-    Example:
-
-    >>> TokenTransformer(key_dim=128)(np.zeros((1, 16, 256))).shape
-    (1, 16, 256)
+    projections, and the scores are not divided by the square root of `key_dim`, the width of `T K` and `T Q`. If
+    `key_dim` is None, this width is the width of the tokens.
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.2. The attention in the paper's
     appendix differs: it has a value projection, grouped convolutions and more than one head. No shape of `K` and `Q`
@@ -171,9 +140,7 @@ class TokenTransformer(CompositeLayer):
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.seed = seed
+        self.key_dim, self.drop_path_rate, self.seed = key_dim, drop_path_rate, seed
         self.drop_path_1, self.drop_path_2 = (
             DropPath(self.drop_path_rate, seed=s, dtype=self.dtype_policy, name=f"drop_path_{i}")
             for i, s in enumerate(arguments.seeds(seed, 2), start=1)
@@ -205,21 +172,9 @@ class TokenTransformer(CompositeLayer):
 class TokenProjector(CompositeLayer):
     """Adds visual tokens T to the pixels X of a feature map: `X + softmax_L((X W_Q)(T W_K)^T) T`.
 
-    `softmax_L` is the softmax over the tokens.
-
-    Args:
-        key_dim: Int, the width of `X W_Q` and `T W_K`. None: the width of the feature map.
-        drop_path_rate, seed: As in `DropPath`, for the term that is added to X.
-
-    Call arguments:
-        feature_map: (batch, height, width, channels), of any height and width. The output has the same shape.
-        tokens: (batch, num_tokens, token_dim). If the tokens are not as wide as the feature map, `T W_V` replaces the
-            last T in the equation. `W_V` projects the tokens to the width of the feature map.
-
-    Example:
-
-    >>> TokenProjector()(np.zeros((1, 14, 14, 256)), np.zeros((1, 16, 1024))).shape
-    (1, 14, 14, 256)
+    `softmax_L` is the softmax over the tokens. `key_dim` is the width of `X W_Q` and `T W_K`. If it is None, this width
+    is the width of the feature map. If the tokens are not as wide as the feature map, `T W_V` replaces the last T in
+    the equation. `W_V` projects the tokens to the width of the feature map.
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3.3. The equation has no `W_V`, but tokens
     that are wider than the feature map need one. The initial weights are as in `TokenTransformer`.
@@ -227,9 +182,7 @@ class TokenProjector(CompositeLayer):
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.seed = seed
+        self.key_dim, self.drop_path_rate, self.seed = key_dim, drop_path_rate, seed
         self.drop_path = DropPath(self.drop_path_rate, seed=seed, dtype=self.dtype_policy, name="drop_path")
 
     def build(self, feature_map_shape, tokens_shape):
@@ -259,32 +212,9 @@ class TokenProjector(CompositeLayer):
 class VTModule(CompositeLayer):
     """A module of a token-based Visual Transformer: tokenizer, transformer and projector.
 
-    Args:
-        num_tokens: Int, the number of visual tokens.
-        token_dim: As in `Tokenizer`.
-        key_dim: Int, the width of keys and queries, as in `TokenTransformer` and `TokenProjector`.
-        recurrent: Bool; True for a `RecurrentTokenizer`, which needs the previous module's tokens, False for a
-            `FilterTokenizer`.
-        project: Bool; False omits the projector. The last module of a model needs no projector, because the head reads
-            only the tokens.
-        drop_path_rate, seed: As in `DropPath`, for each residual branch.
-
-    Call arguments:
-        feature_map, tokens, return_attention_scores: As in `Tokenizer`.
-
-    Returns:
-        The new tokens, (batch, num_tokens, token_dim). If `project` or `return_attention_scores` is True, a tuple that
-        contains these tokens. With `project`, the tuple begins with the new feature map, which has the shape of the old
-        one. With `return_attention_scores`, the tuple ends with the attention weights of the tokenizer.
-
-    Raises:
-        ValueError: If an argument is out of range, or `tokens` do not match `recurrent` and `num_tokens`.
-
-    Example:
-
-    >>> feature_map, tokens = VTModule(16, 1024)(np.zeros((1, 14, 14, 256)))
-    >>> feature_map.shape, tokens.shape
-    ((1, 14, 14, 256), (1, 16, 1024))
+    With `recurrent`, the tokenizer is a `RecurrentTokenizer`, which needs the tokens of the previous module. The last
+    module of a model has project=False, which omits the projector, because the head reads only the tokens. The output
+    is a tuple of the new feature map and the new tokens, or only the new tokens if there is no projector.
 
     Reference: [arXiv 2006.03677](https://arxiv.org/abs/2006.03677), section 3 and figure 2.
     """
@@ -301,13 +231,9 @@ class VTModule(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
-        self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
-        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
-        self.recurrent = arguments.boolean("recurrent", recurrent)
-        self.project = arguments.boolean("project", project)
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.seed = seed
+        self.num_tokens, self.token_dim, self.key_dim = num_tokens, token_dim, key_dim
+        self.recurrent, self.project = recurrent, project
+        self.drop_path_rate, self.seed = drop_path_rate, seed
         first, last = arguments.seeds(seed, 2)
         options = {"name": "tokenizer", **self.inherited}
         if self.recurrent:
@@ -320,7 +246,6 @@ class VTModule(CompositeLayer):
             self.projector = TokenProjector(key_dim, drop_path_rate, last, name="projector", **self.inherited)
 
     def build(self, feature_map_shape, tokens_shape=None):
-        self._check(tokens_shape)
         self.tokenizer.build(feature_map_shape, tokens_shape)
         shape = self.tokenizer.compute_output_shape(feature_map_shape, tokens_shape)
         self.transformer.build(shape)
@@ -328,23 +253,15 @@ class VTModule(CompositeLayer):
             self.projector.build(feature_map_shape, shape)
         self.restore_changes()
 
-    def _check(self, tokens_shape):
-        number = self.num_tokens if self.recurrent else None
-        if (None if tokens_shape is None else tokens_shape[1]) != number:
-            expected = f"of shape (batch, {number}, token_dim)" if self.recurrent else "to be None with recurrent=False"
-            raise ValueError(f"Expected `tokens` {expected}. Received: tokens of shape {tokens_shape}")
-
     def dense_layers(self):
         parts = (self.tokenizer, self.transformer, self.projector)
         return tuple(dense for part in parts if part is not None for dense in part.dense_layers())
 
-    def call(self, feature_map, tokens=None, training=None, return_attention_scores=False):
-        tokens, weights = self.tokenizer(feature_map, tokens, return_attention_scores=True)
-        tokens = self.transformer(tokens, training=training)
-        outputs = [tokens, weights] if return_attention_scores else [tokens]
-        if self.projector is not None:
-            outputs.insert(0, self.projector(feature_map, tokens, training=training))
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+    def call(self, feature_map, tokens=None, training=None):
+        tokens = self.transformer(self.tokenizer(feature_map, tokens), training=training)
+        if self.projector is None:
+            return tokens
+        return self.projector(feature_map, tokens, training=training), tokens
 
     def compute_output_shape(self, feature_map_shape, tokens_shape=None):
         shape = feature_map_shape[0], self.num_tokens, self.token_dim or feature_map_shape[-1]

@@ -1,7 +1,6 @@
 import keras
 from keras import ops
 
-from keras_vit import arguments
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
@@ -15,37 +14,18 @@ NORM = {"momentum": 0.9, "epsilon": 1e-5}
 class ResNetBlock(CompositeLayer):
     """A post-activation ResNet unit with batch normalization: two 3 x 3 convolutions, or a bottleneck.
 
-    If the shape changes, a 1 x 1 convolution and a norm project the shortcut.
-
-    Args:
-        width: Int, the number of channels inside the unit.
-        strides: Int, the factor by which the unit reduces height and width.
-        bottleneck: Bool. True: convolutions of 1 x 1, 3 x 3 (strided) and 1 x 1 pixels. The last one has `4 * width`
-            output channels. False: two convolutions of 3 x 3 pixels, the first one strided.
-        drop_path_rate, seed: As in `DropPath`, for the residual branch.
-
-    Input shape: (batch, height, width, channels), always channels last.
-    Output shape: (batch, ceil(height / strides), ceil(width / strides), width or 4 * width).
-
-    Example:
-
-    >>> ResNetBlock(64, strides=2, bottleneck=True)(np.zeros((1, 56, 56, 64))).shape
-    (1, 28, 28, 256)
+    A bottleneck has convolutions of 1 x 1, 3 x 3 (strided) and 1 x 1 pixels, and `4 * width` output channels. If the
+    shape changes, a 1 x 1 convolution and a norm project the shortcut.
 
     Reference: [arXiv 1512.03385](https://arxiv.org/abs/1512.03385), figure 5. In the paper, the first 1 x 1
     convolution of a bottleneck has the stride. In this layer, the 3 x 3 convolution has the stride, as in torchvision.
     Padding and initialization (He normal with the fan-out) are as in torchvision too.
     """
 
-    adds_up = True
-
     def __init__(self, width, strides=1, bottleneck=False, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.width = arguments.positive_int("width", width)
-        self.strides = arguments.positive_int("strides", strides)
-        self.bottleneck = arguments.boolean("bottleneck", bottleneck)
-        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
-        self.seed = seed
+        self.width, self.strides, self.bottleneck = width, strides, bottleneck
+        self.drop_path_rate, self.seed = drop_path_rate, seed
         sizes = [(width, 3, strides), (width, 3, 1)]
         if self.bottleneck:
             sizes = [(width, 1, 1), (width, 3, strides), (4 * width, 1, 1)]

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
-from tests.errors import refuses
 from tests.resnet_reference import convolve, standardize
 
 BIT = {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"}
@@ -79,9 +78,3 @@ def test_initial_weights():
     layer = StandardizedConv2D(256, 3)
     layer.build((None, 14, 14, 64))
     assert ops.convert_to_numpy(layer.kernel).std() == pytest.approx(1 / np.sqrt(3 * 3 * 64), rel=0.01)
-
-
-def test_unsuitable_images_are_refused():
-    layer, message = StandardizedConv2D(4, 3), "Expected images with a known number of channels. Received: shape "
-    refuses(message, layer, keras.Input((8, 8, None)))
-    refuses("expected ndim=4, found ndim=3", layer, np.zeros((8, 8, 3)))

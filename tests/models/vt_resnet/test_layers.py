@@ -9,7 +9,6 @@ from scipy.special import softmax
 from keras_vit import arguments
 from keras_vit.models.vt_resnet import layers
 from tests.contract import randomize
-from tests.errors import refuses
 
 SHAPES = [(2, 4, 5, 6), (2, 3, 8)]
 
@@ -132,9 +131,9 @@ def test_vt_module_is_tokenizer_transformer_projector():
     x, tokens = (np.random.default_rng(0).normal(size=shape).astype("float32") for shape in SHAPES)
     for recurrent, inputs in ((False, (x,)), (True, (x, tokens))):
         module = layers.VTModule(3, 8, 4, recurrent=recurrent)
-        feature_map, out, weights = module(*inputs, return_attention_scores=True)
+        module(*inputs)
         randomize(module, np.random.default_rng(0))
-        assert len(module.weights) == 9 and weights.shape == (2, 3, 4, 5)
+        assert len(module.weights) == 9
         feature_map, out = module(*inputs)
         expected = module.transformer(module.tokenizer(*inputs))
         np.testing.assert_array_equal(ops.convert_to_numpy(out), ops.convert_to_numpy(expected))
@@ -167,11 +166,3 @@ def test_vt_module_config_keeps_lora():
     again(x)
     assert len(module.dense_layers()) == 9 and len(again.weights) == 27
     assert [w.path.split("/", 1)[1] for w in again.weights] == [w.path.split("/", 1)[1] for w in module.weights]
-
-
-def test_vt_module_unfitting_tokens_are_refused():
-    x, tokens = map(np.zeros, SHAPES)
-    refuses("Expected `tokens` to be None with recurrent=False. Received: tokens", layers.VTModule(3), x, tokens)
-    three, four = (layers.VTModule(number, recurrent=True) for number in (3, 4))
-    refuses("Expected `tokens` of shape.*3, token_dim.* Received: tokens of shape None", three, x)
-    refuses("Expected `tokens` of shape.*4, token_dim", four, x, tokens)
