@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import glob
 import os
 import shutil
 import tempfile
@@ -24,37 +23,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path):
     """Yields a temporary path. If the `with` block ends without an error, the file written there replaces `path`.
 
-    If `path` is a link, its target is replaced. If `path` is a device or pipe, the contents of the temporary file are
-    written to this device or pipe.
+    If `path` is a link, its target is replaced. If `path` is a device or pipe, the device or pipe itself is yielded.
     """
     path, target = Path(arguments.path("path", path)), Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}. Create it.")
     if target.is_dir():
         raise IsADirectoryError(f"Cannot write {str(path)!r}: it is a folder. Pass the path of a file.")
-    special = target.exists() and not target.is_file()
-    # Write to a device or pipe directly, because its folder is often not writable.
-    with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    with draft_folder(target) as folder:
         # Keras chooses the format by the suffix, so the temporary file has the name that the caller passed.
-        draft = Path(folder, path.name)
+        draft = folder / path.name
         yield draft
-        if special:
-            _write_into(target, draft)
-        else:
-            os.replace(draft, target)
-
-
-def _write_into(device, draft):
-    try:
-        # If no process reads the pipe, opening it without O_NONBLOCK would never return.
-        descriptor = os.open(device, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise OSError(error.errno, "Cannot write, because no process reads this pipe", str(device)) from None
-    os.set_blocking(descriptor, True)
-    with open(draft, "rb") as source, open(descriptor, "wb") as target:
-        shutil.copyfileobj(source, target)
+        os.replace(draft, target)
 
 
 def regular_file(path, expected):
@@ -80,14 +63,7 @@ def describe_path(path):
 def draft_folder(path):
     """Yields a new hidden folder next to `path`, for writing the contents of `path`. Removes the folder afterwards."""
     path = Path(path)
-    remove_abandoned(path.parent, glob.escape(path.name))
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
-        lock = _lock(folder, wait=True)
-        # Another process may have removed the folder as abandoned before it was locked.
-        if folder.is_dir():
-            break
-        _unlock(lock)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
     try:
         yield folder
     except OSError as error:
@@ -97,12 +73,11 @@ def draft_folder(path):
         raise OSError(error.errno, f"Cannot write: {os.strerror(error.errno).lower()}", str(path)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        _unlock(lock)
 
 
 def put_folder(draft, path):
     """Moves the folder `draft` to `path`. An old folder at `path` moves into the parent folder of `draft`."""
-    replaced = _replaced(draft.parent, path)
+    replaced = draft.with_name(f"{path.name}.replaced")
     if path.exists():
         os.rename(path, replaced)
     try:
@@ -111,28 +86,6 @@ def put_folder(draft, path):
         if replaced.exists():
             os.rename(replaced, path)
         raise
-
-
-def _replaced(folder, path):
-    """Returns the path in a draft folder to which `put_folder` moves the old contents of `path`."""
-    return folder / f"{path.name}.replaced"
-
-
-def remove_abandoned(folder, pattern):
-    """Removes the draft folders that killed processes left in `folder`.
-
-    The glob `pattern` matches the names of the files or folders that these processes were writing. If file locks are
-    unsupported, removes nothing, because another process may still use a draft folder.
-    """
-    for draft in Path(folder).glob(f".{pattern}.*.draft"):
-        lock = _lock(draft, wait=False)
-        path = draft.with_name(draft.name[1:].rsplit(".", 2)[0])
-        # If a process was killed between the two renames of `put_folder`, only the draft folder contains the old and
-        # the new contents of `path`.
-        halfway = _replaced(draft, path).exists() and not path.exists()
-        if lock is not None and not halfway:
-            shutil.rmtree(draft, ignore_errors=True)
-        _unlock(lock)
 
 
 @contextlib.contextmanager
@@ -155,24 +108,3 @@ def only_process(path):
         file.write(str(os.getpid()))
         file.flush()
         yield
-
-
-def _lock(folder, wait):
-    """Locks a folder; returns its descriptor, or None if another process has the lock or locks are unsupported."""
-    if fcntl is None:
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _unlock(descriptor):
-    if descriptor is not None:
-        os.close(descriptor)

@@ -1,12 +1,8 @@
 import os
-import subprocess
-import sys
-import tempfile
 
 import numpy as np
 import pytest
 
-from keras_vit import files
 from keras_vit.evaluation import imagenet_real_accuracy
 from keras_vit.export.serving import read_labels
 from keras_vit.files import draft_folder, put_folder, replacing
@@ -15,16 +11,6 @@ from keras_vit.images.table import csv_rows, read_columns
 from keras_vit.prediction.files import find_images
 from keras_vit.semi_supervised import PseudoLabels
 from tests.errors import refuses
-
-# The module imports no Keras, so that child processes start at once.
-WRITER = """
-import runpy, sys, time
-with runpy.run_path(sys.argv[1])["replacing"](sys.argv[2]) as draft:
-    draft.write_text("half")
-    print("at work", flush=True)
-    time.sleep(600)
-"""
-
 
 READERS = {
     "image": read_pixels,
@@ -50,14 +36,6 @@ def test_pipe_and_device_are_refused_before_reading(tmp_path, name):
     refuses(expected, READERS[name], pipe, error=FileNotFoundError)
     refuses(expected, READERS[name], device, error=FileNotFoundError)
     refuses("Expected ", READERS[name], tmp_path / "none.csv", error=FileNotFoundError)
-
-
-def writer(path):
-    """Starts a process, which stays in the middle of writing a file."""
-    command = [sys.executable, "-c", WRITER, files.__file__, str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "at work\n"
-    return process
 
 
 def names(folder):
@@ -101,27 +79,7 @@ def test_write_into_a_pipe_keeps_the_pipe(tmp_path):
     write(pipe, "contents")
     assert os.read(reader, 100) == b"contents"
     os.close(reader)
-    refuses("no process reads this pipe", write, pipe, "contents", error=OSError)
     assert pipe.is_fifo() and names(tmp_path) == ["pipe"]
-
-
-@pytest.mark.long
-def test_next_write_removes_drafts_of_killed_processes(tmp_path):
-    path = tmp_path / "a[1].txt"
-    with writer(path) as killed, writer(path) as living:
-        killed.kill()
-        killed.wait()
-        assert len(names(tmp_path)) == 2
-        write(path, "whole")
-        draft, file = names(tmp_path)
-        assert file == path.name and (tmp_path / draft / file).read_text() == "half"
-        living.kill()
-        living.wait()
-        # Writing another file does not remove the draft.
-        write(tmp_path / "b.txt", "whole")
-        assert names(tmp_path) == [draft, path.name, "b.txt"]
-        write(path, "again")
-    assert names(tmp_path) == [path.name, "b.txt"]
 
 
 def test_failed_swap_puts_the_old_folder_back(tmp_path):
@@ -135,17 +93,3 @@ def test_failed_swap_puts_the_old_folder_back(tmp_path):
         (folder / "1").mkdir()
         put_folder(folder / "1", path)
     assert (names(path), names(tmp_path)) == ([], ["1"])
-
-
-def test_draft_with_the_only_copy_is_not_removed(tmp_path):
-    path = tmp_path / "1"
-    left = tempfile.mkdtemp(prefix=".1.", suffix=".draft", dir=tmp_path)
-    # A process that was killed between the two renames leaves this folder.
-    (tmp_path / left / "1.replaced").mkdir()
-    with draft_folder(path) as folder:
-        (folder / "1").mkdir()
-        put_folder(folder / "1", path)
-    assert len(names(tmp_path)) == 2
-    with draft_folder(path):
-        pass
-    assert names(tmp_path) == ["1"]

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.distribution.processes import process_id, summed, to_numpy, torch_group
-from keras_vit.files import only_process, remove_abandoned, replacing
+from keras_vit.files import only_process, replacing
 from keras_vit.weights.read.bounds import open_archive
 
 _FORMAT = "keras_vit training checkpoint, version 2"
@@ -44,7 +45,8 @@ class CheckpointSlots:
             yield
             return
         with only_process(self.folder / ".lock"):
-            remove_abandoned(self.folder, "step_*.npz")
+            for draft in self.folder.glob(".step_*.npz.*.draft"):
+                shutil.rmtree(draft, ignore_errors=True)
             yield
 
     def paths(self):

@@ -234,12 +234,10 @@ def test_killed_export_leaves_no_partial_version(tmp_path):
     assert [child.name[:3] for child in tmp_path.iterdir()] == [".1."]
 
 
-def test_overwrite_replaces_version_and_abandoned_draft(model, tmp_path):
+def test_overwrite_replaces_whole_version(model, tmp_path):
     path = tmp_path / "1"
     path.mkdir()
     (path / "leftover").touch()
-    # No process holds the lock of this draft, as after a kill.
-    (tmp_path / ".1.abc.draft").mkdir()
     # `images` may hold more images than a request.
     report = export.saved_model(model, path, overwrite=True, warm_up=(), max_batch_size=1, images=batch(3))
     assert report["num_checked"] == 5 and report["difference"] < 1e-5

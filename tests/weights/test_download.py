@@ -167,13 +167,6 @@ def test_invalid_pin_is_refused_before_download(server, path, text):
     assert not path.exists() and not server.requests
 
 
-def test_draft_of_killed_process_is_removed(server, path):
-    (path.parent / f".{path.name}.abc.draft").mkdir()
-    (path.parent / f".{path.name}.abc.draft" / path.name).write_bytes(b"half")
-    download(server.url, path)
-    check_whole(server, path)
-
-
 def test_progress_follows_keras_logging(server, path, capsys):
     keras.config.enable_interactive_logging()
     download(server.url, path)
