@@ -12,7 +12,6 @@ from keras_vit import arguments
 
 # A progress bar appears after this many seconds of work.
 DELAY = 5.0
-MEGABYTE = 1_000_000
 # Control characters, line separators, marks that change the direction of text, and surrogates. In file names, Python
 # uses surrogates for bytes that are not UTF-8.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -7,8 +7,7 @@ from pathlib import Path
 import keras
 
 from keras_vit.files import draft_folder, replacing
-from keras_vit.weights.read.file import check_is_no_stand_in, digest_in
-from keras_vit.weights.read.file import sha256 as update_digest
+from keras_vit.weights.read.file import check_is_no_stand_in, digest_in, sha256
 
 
 class DownloadError(OSError):
@@ -66,7 +65,7 @@ def _known(sha256_prefix, pin):
 def _checked(path, known, check):
     """Returns the SHA-256 of a file; raises if a check fails."""
     check_is_no_stand_in(path)
-    digest = update_digest(path)
+    digest = sha256(path)
     for origin, digits in known.items():
         if not digest.startswith(digits):
             raise ValueError(

@@ -1,6 +1,5 @@
 """Writes .npz and .safetensors files. If writing fails, the old file stays unchanged."""
 
-import io
 import json
 import os
 import zipfile
@@ -10,24 +9,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from keras_vit.console import MEGABYTE, Progress
 from keras_vit.files import replacing
 from keras_vit.weights.read import sha256
 from keras_vit.weights.read.npz import CHECKSUM, comment_checksum
 from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
-
-
-class _File(io.BufferedWriter):
-    """A new file. Each write to it updates a progress bar."""
-
-    def __init__(self, path, progress):
-        super().__init__(io.FileIO(path, "w"))
-        self.progress = progress
-
-    def write(self, data):
-        count = super().write(data)
-        self.progress.update(self.tell() / MEGABYTE)
-        return count
 
 
 def write_npz(path, arrays, comment):
@@ -38,9 +23,7 @@ def write_npz(path, arrays, comment):
         received = f"{len(text)} bytes. Are there many class names? Write a .safetensors or .keras file instead"
         raise ValueError(f"Expected {expected}. Received: {received}")
     with replacing(path) as temporary:
-        megabytes = sum(np.asarray(array).nbytes for array in arrays.values()) / MEGABYTE
-        progress = Progress(megabytes, "MB", "MB", title=f"Writing {os.fsdecode(path)}")
-        with progress, _File(temporary, progress) as file:
+        with open(temporary, "wb") as file:
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
             archive.comment = text

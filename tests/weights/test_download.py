@@ -113,7 +113,7 @@ def test_interrupted_download_leaves_nothing(server, path, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "update_digest", interrupt)
+    monkeypatch.setattr(module, "sha256", interrupt)
     check_not_downloaded(None, server.url, path, KeyboardInterrupt)
 
 

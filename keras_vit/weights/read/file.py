@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.console import MEGABYTE, Progress
+from keras_vit.console import Progress
 from keras_vit.files import describe_path
 from keras_vit.weights.published import ROWS, SHA256_PREFIXES
 
@@ -180,16 +180,7 @@ def read_json(path):
 def sha256(path):
     """Returns the SHA-256 of a file as 64 hexadecimal digits."""
     with open(path, "rb") as file:
-        return update_digest(file, hashlib.sha256())
-
-
-def update_digest(file, digest):
-    """Updates a hash with the rest of an open file, and returns its hexadecimal digits."""
-    size = os.fstat(file.fileno()).st_size - file.tell()
-    progress = Progress(size / MEGABYTE, "MB", "MB", title=f"Checking {os.path.basename(file.name)}")
-    for block in progress.over(iter(lambda: file.read(MEGABYTE), b""), lambda block: len(block) / MEGABYTE):
-        digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_sha256(path, expected):
@@ -210,7 +201,7 @@ def _check_digits(path, digits):
 def _git_hash(path):
     start = b"blob %d\0" % os.path.getsize(path)
     with open(path, "rb") as file:
-        return update_digest(file, hashlib.sha1(start, usedforsecurity=False))
+        return hashlib.file_digest(file, lambda: hashlib.sha1(start, usedforsecurity=False)).hexdigest()
 
 
 def digest_in(sidecar, name):

@@ -5,7 +5,7 @@ import json
 
 from safetensors import safe_open
 
-from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage, update_digest
+from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
 
 # The metadata keys under which keras_vit writes its facts and the SHA-256 of the contents.
 FACTS = "keras_vit"
@@ -65,4 +65,4 @@ def contents_digest(path):
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header["__metadata__"].pop(DIGEST, None)
         spelled = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-        return update_digest(file, hashlib.sha256(spelled))
+        return hashlib.file_digest(file, lambda: hashlib.sha256(spelled)).hexdigest()
