@@ -103,20 +103,8 @@ rate = functools.partial(_number_in, expected="a number in [0, 1)", holds=lambda
 fraction = functools.partial(_number_in, expected="a number in (0, 1)", holds=lambda value: 0 < value < 1)
 share = functools.partial(_number_in, expected="a number from 0 to 1", holds=lambda value: 0 <= value <= 1)
 non_negative_number = functools.partial(_number_in, expected="a number of at least 0", holds=lambda value: value >= 0)
-
-
-def positive_number(name, value):
-    """Returns `value` as a float; raises if it is not a finite number above 0."""
-    if number(name, value) <= 0:
-        raise invalid(name, "a number above 0", value)
-    return float(value)
-
-
-def epsilon(name, value):
-    """Returns `value` as a float; raises if it is not a number above 0 and at most 1."""
-    if positive_number(name, value) > 1:
-        raise invalid(name, "a number of at most 1", value)
-    return float(value)
+positive_number = functools.partial(_number_in, expected="a number above 0", holds=lambda value: value > 0)
+epsilon = functools.partial(_number_in, expected="a number above 0, at most 1", holds=lambda value: 0 < value <= 1)
 
 
 def boolean(name, value):

@@ -22,8 +22,7 @@ WRONG = [
     (arguments.several, ("ab", b"ab", 5, None, {"a"}, {"a": 1}), "a sequence of values."),
     (arguments.path, (5, None, ["a"]), "a path."),
     (arguments.number, NOT_NUMBERS, "a finite number."),
-    (arguments.positive_number, NOT_NUMBERS, "a finite number."),
-    (arguments.positive_number, (0, -1e-6), "a number above 0."),
+    (arguments.positive_number, (0, -1e-6, *NOT_NUMBERS), "a number above 0."),
 ]
 VALID = [
     (arguments.positive_int, (1, 7, np.int64(7), np.array(7)), int),

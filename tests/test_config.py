@@ -18,7 +18,7 @@ TINY_CONFIG = keras_vit.ViTConfig.from_variant(
 )
 WRONG = [
     ({"hidden_dimm": 3}, "Expected the fields of a ViTConfig: .*hidden_dim, .* Received: .*'hidden_dimm'"),
-    ({"layer_norm_epsilon": 1e30}, "`layer_norm_epsilon`. Expected a number of at most 1. Received: 1e"),
+    ({"layer_norm_epsilon": 1e30}, "`layer_norm_epsilon`. Expected a number above 0, at most 1. Received: 1e"),
     ({"hidden_dim": 2**20}, "`hidden_dim`. Expected an integer of at most 65536"),
     ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
     ({"stages": [1] * 9}, "`stages`. Expected at most 8 stages"),

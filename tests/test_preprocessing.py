@@ -48,7 +48,7 @@ def test_value_range_scales_pixels():
     expected = (np.array([-1.0, 0.0, 1.0]) - 0.2) / 0.4
     layer = model.get_layer("normalization")
     np.testing.assert_allclose(keras_vit.preprocess_input(pixels, model).ravel(), expected, atol=1e-6)
-    np.testing.assert_allclose(layer.denormalize(layer.normalize(pixels)), pixels, atol=1e-4)
+    np.testing.assert_allclose(layer.raw_images(layer.normalize(pixels)), pixels, atol=1e-4)
     again = keras_vit.ViTConfig.from_dict(json.loads(json.dumps(model.config.to_dict())))
     assert again.preprocessing == model.preprocessing
     older = model.config.to_dict()

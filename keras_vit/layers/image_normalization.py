@@ -116,15 +116,13 @@ class ImageNormalization(keras.layers.Layer):
         # Do not rewrite this as x * a + b, which would not give exactly -1 and 1 for 0 and 255.
         return (images - offset) / scale
 
-    def denormalize(self, images):
-        """Converts the result of `normalize` back to images of 0..255."""
-        offset, scale = self._offset_and_scale(images)
-        return images * scale + offset
-
     def raw_images(self, images):
         """Converts model inputs to float32 images of 0..255. With `apply`, the model inputs are such images already."""
         images = images.astype("float32") if isinstance(images, np.ndarray) else ops.cast(images, "float32")
-        return images if self.apply else self.denormalize(images)
+        if self.apply:
+            return images
+        offset, scale = self._offset_and_scale(images)
+        return images * scale + offset
 
     def _offset_and_scale(self, images):
         constants = [np.array(c, "float32") for c in self.preprocessing.offset_and_scale]

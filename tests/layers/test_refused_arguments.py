@@ -6,7 +6,7 @@ import pytest
 
 from keras_vit import layers
 
-POSITIVE, RATE, ABOVE_0 = "an integer of at least 1", "a number in [0, 1)", "a number above 0"
+POSITIVE, RATE, ABOVE_0 = "an integer of at least 1", "a number in [0, 1)", "a number above 0, at most 1"
 COUNT, PAIR, FINITE = "an integer of at least 0", "an integer or (height, width)", "a finite number"
 # The refused value for each expectation. The refused choice is "other".
 VALUES = {POSITIVE: 0, RATE: 1, ABOVE_0: 0, COUNT: -1, PAIR: (1, 2, 3), FINITE: "small"}

@@ -69,8 +69,8 @@ UNSUPPORTED = [
     ({"model_type": "beit"}, "model_type='beit'. Expected one of 'vit'"),
     ({"num_attention_heads": "4"}, "`num_heads`. Expected an integer of at least 1. Received: '4'"),
     ({"num_attention_heads": 3}, "`num_heads`. Expected a divisor of the width, .*Received: 3"),
-    ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a finite number. Received: '1e-6'"),
-    ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number of at most 1"),
+    ({"layer_norm_eps": "1e-6"}, "`layer_norm_eps`. Expected a number above 0, at most 1. Received: '1e-6'"),
+    ({"layer_norm_eps": 1e30}, "`layer_norm_eps`. Expected a number above 0, at most 1"),
     ({"image_size": 10**9}, "`image_size`. Expected an integer of at most 65536. Received: 1000000000"),
     ({"image_size": 33_000}, "to contain the 17015625 position embeddings .*Received: 17"),
 ]

@@ -25,7 +25,7 @@ OTHER_NETWORKS = [
     ("efficientnet_b0_gn", {}, "'efficientnet_b0_gn' of timm is not supported"),
     ("efficientnet_b0", {"global_pool": "max"}, "global_pool='max' in its config is not supported"),
     ("efficientnet_b0", {"model_args": {"act_layer": "relu"}}, "act_layer='relu' in its config is not supported"),
-    ("efficientnet_b0", {"model_args": {"bn_eps": -1}}, "`bn_eps`. Expected a number above 0. Received: -1"),
+    ("efficientnet_b0", {"model_args": {"bn_eps": -1}}, "`bn_eps`. Expected a number above 0, at most 1. Received: -1"),
 ]
 FILE_NAMES = [
     ("tf_efficientnet_l2_ns_475-bebbd00a.pth", 475, "same", 0.485),
