@@ -292,13 +292,9 @@ def takes(
 def build(family, variant, given, defaults=None, function=None):
     """Builds the model of a variant from the arguments of a builder.
 
-    Args:
-        family: A `Family`.
-        variant: The variant, as in `family.config.from_variant`.
-        given: Dict of the arguments. The key "fields" may contain a dict of more arguments. None stands
-            for an argument's default.
-        defaults: Dict of the config fields in which a builder such as `DeiTB16` differs from its variant.
-        function: Name of the function that the user called, for errors.
+    `given` is a dict of the arguments. Its key "fields" may contain a dict of more arguments. `defaults` are the config
+    fields in which a builder such as `DeiTB16` differs from its variant. Errors contain `function`, the function that
+    the user called.
     """
     given, defaults = dict(given), defaults or {}
     given |= given.pop("fields", {})

@@ -23,12 +23,8 @@ class ArrayLocation(NamedTuple):
 class CanonicalFile:
     """An open `WeightsFile` whose arrays can be read by the keys in `Source.names`.
 
-    If an array contains a weight for all blocks, it is read as one array per block.
-
-    Args:
-        file: The `WeightsFile`.
-        source: The `Source`, which describes the file's format.
-        prefix: Prefix of the model's keys, such as "visual.", if the file contains a larger model, such as CLIP.
+    If an array contains a weight for all blocks, it is read as one array per block. If the file contains a larger
+    model, such as CLIP, `prefix` is the prefix of the model's keys, such as "visual.".
     """
 
     def __init__(self, file, source, prefix=""):

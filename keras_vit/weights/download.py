@@ -40,12 +40,8 @@ def download(url, path, *, sha256_prefix=None, pin, check):
 def confirm(path, *, sha256_prefix=None, pin, check):
     """Raises a ValueError if a file's SHA-256 is not the known hash. If no hash is known, calls `check(path)`.
 
-    Args:
-        path: Path of the file.
-        sha256_prefix: The first digits of the SHA-256 in the published name, or None.
-        pin: Path of a file in the format of `sha256sum`. The first check writes the SHA-256
-            of `path` to this file, and later checks compare with it.
-        check: Function of the path that raises ValueError for a wrong file.
+    `sha256_prefix` are the first digits of the SHA-256 in the published name, or None. The first check writes the
+    SHA-256 to the file `pin`, in the format of `sha256sum`, and later checks compare with it.
     """
     known = _known(sha256_prefix, pin)
     try:

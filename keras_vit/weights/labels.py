@@ -13,12 +13,8 @@ TASKS = {
 def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
     """Reads the task and the class names of a config.json into `found`. Does nothing for models without a classifier.
 
-    Args:
-        found: The `Found` of the folder, which already contains num_classes.
-        config: The contents of config.json.
-        labels: The class names of the config: a list, a dict from class number to name, or None.
-        of_timm: Bool. True accepts a list as `labels`, and ignores a dict that lacks a class number.
-        usual: The task if the config has no `problem_type`.
+    `labels` are the class names of the config: a dict from class number to name, or None. With `of_timm`, they may also
+    be a list, and a dict that lacks a class number is ignored. `usual` is the task if there is no `problem_type`.
     """
     if not found.get("num_classes"):
         return

@@ -30,10 +30,7 @@ _PRETRAINED_CFGS = (
 def state_architecture(file, name, preprocessing):
     """Changes an open state dict, so that it is read like a timm folder whose config.json has only the architecture.
 
-    Args:
-        file: The `WeightsFile`.
-        name: timm's architecture, such as "vit_small_patch16_224", with or without a tag.
-        preprocessing: Bool. True uses the preprocessing of timm's default weights for this architecture.
+    If `preprocessing` is True, the file gets the preprocessing of timm's default weights for this architecture.
     """
     if file.container not in ("pth", "safetensors") or file.facts.get("keras_vit"):
         raise arguments.invalid("architecture", "None, except for a state dict of timm without its config.json", name)
@@ -136,15 +133,10 @@ def preprocessing_from_cfg(config):
 
 
 def config_json(name, args, config, facts, source, arrays):
-    """Returns the contents of config.json.
+    """Returns the contents of config.json for timm's architecture `name` with the `model_args` `args`.
 
-    Args:
-        name: timm's architecture.
-        args: Dict of arguments of timm's model function that differ from the defaults of the architecture.
-        config: The `ModelConfig` of the model.
-        facts: Dict of the metadata that `save_weights` writes.
-        source: The `Source` that describes the keys of `arrays`.
-        arrays: Dict from keys to arrays. The first array belongs to the model's first layer.
+    `facts` is the metadata that `save_weights` writes. `arrays` has the keys of `source`, and begins with the first
+    layer.
     """
     preprocessing = Preprocessing(**facts["preprocessing"])
     mean, std = unit_constants(preprocessing, config.in_channels)

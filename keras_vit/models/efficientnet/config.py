@@ -82,13 +82,9 @@ def scaled_repeats(depth_factor):
 
 
 def official_preprocessing(image_size, **constants):
-    """Returns the `Preprocessing` of the official code, with ImageNet's mean and standard deviation.
+    """Returns the `Preprocessing` of the official code, in which the fields `constants` are replaced.
 
     The official code resizes images to 32 pixels more than `image_size`, and then crops the center.
-
-    Args:
-        image_size: Int or (height, width) in pixels, or (None, None).
-        **constants: Fields of `Preprocessing`. They override the values of the official code.
     """
     side = min(arguments.image_size(image_size), key=lambda side: side or math.inf)
     crop = {} if side is None else {"crop_fraction": side / (side + 32)}

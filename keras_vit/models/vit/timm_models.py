@@ -168,11 +168,7 @@ def is_eva_key(key):
 def unknown_of_arrays(weights, spelled_as_eva, gated):
     """Returns {field: reason} for the config fields in which timm's models with the same arrays differ.
 
-    Args:
-        weights: Dict of {weight: shape}.
-        spelled_as_eva: Bool, whether some keys occur only in timm's `Eva`. Models of this class may have rotary
-            positions.
-        gated: Bool, whether the MLPs are gated.
+    `spelled_as_eva` is True if some keys occur only in timm's `Eva`. Models of this class may have rotary positions.
     """
     token, pool = "class_token/tokens" in weights, "pooling/probe" in weights
     table, norm_of_all = "position_embedding/embeddings" in weights, "fc_norm/gamma" not in weights
