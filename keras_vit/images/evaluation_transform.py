@@ -141,12 +141,13 @@ class EvaluationTransform:
     def _weights(self, old, new, start, size):
         """Returns two arrays with a row per new pixel: its first source pixel, and the weights of its source pixels."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
-        step = old / new
-        wide = max(step, 1.0) if self.preprocessing.antialias else 1.0
-        centres = (np.arange(size) + start + 0.5) * step
+        # Round as in TensorFlow's float32 code, because rounding decides whether "area" counts a pixel at a box's edge.
+        step = 1 / np.float32(new / old)
+        wide = max(step, np.float32(1)) if self.preprocessing.antialias else np.float32(1)
+        centres = (np.arange(size, dtype="float32") + np.float32(0.5)) * step + np.float32(start) * step
         first = np.ceil(centres - reach * wide - 0.5).astype("int64")
         places = first[:, None] + np.arange(math.floor(2 * reach * wide) + 1)
-        weights = kernel((places + 0.5 - centres[:, None]) / wide, np)
+        weights = kernel((places.astype("float32") + np.float32(0.5) - centres[:, None]) * (1 / wide), np)
         weights[(places < 0) | (places >= old)] = 0
         total = weights.sum(axis=1, keepdims=True)
         return first, (weights / np.where(total == 0, 1, total)).astype("float32")
