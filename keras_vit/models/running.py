@@ -36,13 +36,19 @@ class CheckedRuns:
                 check_size(self.checked_model(), images, "images")
         if keras.backend.backend() != "jax":
             return function(x, *args, **kwargs)
-        kept = [(variable, variable.value) for variable in _variables(self)]
+        optimizer = getattr(self, "optimizer", None)
+        if function.__name__ == "fit" and optimizer is not None and not optimizer.built:
+            optimizer.build(self.trainable_variables)
+        # A wrapper may have variables that `variables` does not contain, for example the copies of a teacher's weights.
+        variables = [*self.variables, *self.non_trainable_variables, *self.metrics_variables]
+        kept = [(v, v.value) for v in [*variables, *([] if optimizer is None else optimizer.variables)]]
         try:
             return function(x, *args, **kwargs)
         except BaseException:
             # While Keras runs on JAX, the variables are empty, because Keras takes out their values. After an error,
-            # put the values back.
+            # put the values back. The metrics may be new.
             self.jax_state_sync()
+            self.reset_metrics()
             for variable, value in kept:
                 if _is_empty(variable) and not value.is_deleted():
                     variable.assign(value)
@@ -54,13 +60,6 @@ def check_size(model, images, name):
     inputs = getattr(model, "inputs", None) or ()
     if len(inputs) == 1:
         arguments.image_shape(name, tuple(images.shape), tuple(inputs[0].shape), f" for model {model.name!r}")
-
-
-def _variables(model):
-    optimizer = getattr(model, "optimizer", None)
-    # A wrapper may have variables that `variables` does not contain, for example the copies of a teacher's weights.
-    variables = [*model.variables, *model.non_trainable_variables, *model.metrics_variables]
-    return [*variables, *([] if optimizer is None else optimizer.variables)]
 
 
 def _is_empty(variable):
