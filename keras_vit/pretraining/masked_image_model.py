@@ -130,6 +130,8 @@ class MaskedImageModel(TrainingWrapper):
 
     def add_linear_head(self, units, name):
         """Adds a mask token, and a linear head that maps encoded patches to `units` outputs."""
+        if not self.encoder_model.trainable_weights:
+            raise ValueError(f"Expected a `backbone` with trainable weights. Received: model {self.backbone.name!r}")
         width = self.encoder.hidden_dim
         self.mask_token = self.add_weight(name="mask_token", shape=(1, 1, width), initializer=token_initializer())
         self.head = dense(units, dtype="float32", name=name)

@@ -68,4 +68,7 @@ def test_mask_unit_is_whole_patches_but_not_the_image():
         refuses("`mask_unit`. Expected smaller squares, .* hides all", SimMIM, tiny.build(), **options)
     expected = "`mask_unit`. Expected whole patches, which are 4 x 4 pixels. Received: 6"
     refuses(expected, SimMIM, tiny.build(), mask_unit=6)
-    assert SimMIM(tiny.build(), mask_unit=(4, 8)).mask_unit == (4, 8)
+    frozen = tiny.build()
+    assert SimMIM(frozen, mask_unit=(4, 8)).mask_unit == (4, 8)
+    frozen.trainable = False
+    refuses("Expected a `backbone` with trainable weights", SimMIM, frozen)
