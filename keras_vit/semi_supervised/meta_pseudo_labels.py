@@ -228,6 +228,12 @@ class MetaPseudoLabels(TrainingWrapper):
         super().reset_metrics()
         self._hidden.trainer.reset_metrics()
 
+    def compute_loss(self, x=None, y=None, *args, **options):
+        # Keras calls this method with the labels before the first step and in `evaluate`.
+        if y is None or len(y.shape) != 1:
+            raise _wrong_batch(x, y)
+        return super().compute_loss(x, y, *args, **options)
+
     def train_step(self, *args):
         # On JAX, a step takes and returns the values of all variables, `state`. On other backends, `state` is None.
         state, data = args if len(args) == 2 else (None, *args)
@@ -235,9 +241,7 @@ class MetaPseudoLabels(TrainingWrapper):
         if weights is not None:
             raise ValueError("Expected training without `sample_weight` and `class_weight`. Received: weights")
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 3 or labels is None or len(labels.shape) != 1:
-            shapes = [getattr(part, "shape", None) for part in keras.tree.flatten((inputs, labels))]
-            expected = "batches of ((images, unlabelled, augmented), labels), with integers (batch,) as labels"
-            raise ValueError(f"Expected {expected}. Received: shapes {shapes}")
+            raise _wrong_batch(inputs, labels)
         images, unlabelled, augmented = inputs
         (drawn, before, growth), state = self._call(state, self._begin, images, labels, augmented)
         logs, state = _step(super().train_step, state, (augmented, drawn))
@@ -302,6 +306,12 @@ class MetaPseudoLabels(TrainingWrapper):
         state.assign(ops.cast(store["seed_generator"][:], state.dtype))
         if self.baseline is not None:
             self.baseline.assign(store["baseline"][()])
+
+
+def _wrong_batch(inputs, labels):
+    shapes = [getattr(part, "shape", None) for part in keras.tree.flatten((inputs, labels))]
+    expected = "batches of ((images, unlabelled, augmented), labels), with integers (batch,) as labels"
+    return ValueError(f"Expected {expected}. Received: shapes {shapes}")
 
 
 def _step(step, state, data):

@@ -217,7 +217,7 @@ def test_bad_arguments_models_batches_and_optimizers():
     named = [tiny.build(class_names=list(names)) for names in ("abcde", "edcba")]
     refuses("`teacher`. Expected `student`'s classes in the same order, .'e'.*Received: .'a'", MetaPseudoLabels, *named)
     trainer = trainer_of(model, linear(seed=1))
-    for x, y in ((X, Y), ((X, X), Y), ((X, X, X), ONE_HOT)):
+    for x, y in (((X, X, X), ONE_HOT), (X, Y), ((X, X), Y), ((X, X, X), ONE_HOT)):
         refuses(r"\(\(images, unlabelled, augmented\), labels\)", trainer.train_on_batch, x, y)
     optimizer = keras.optimizers.SGD()
     refuses("`teacher_optimizer`.*another optimizer", trainer.compile, optimizer, optimizer)
