@@ -199,7 +199,8 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
     Args:
         learning_rate: Float or `keras.optimizers.schedules.LearningRateSchedule`.
         momentum: Float in [0, 1].
-        global_clipnorm: Float above 0, the largest global norm of the gradients; None for no clipping.
+        global_clipnorm: Float above 0, the largest global norm of the gradients; None for no clipping. The default is
+            1, or None with `clipnorm` or `clipvalue`.
         **options: Other options of the Keras optimizer. With `gradient_accumulation_steps`, each update uses the mean
             gradient of that many batches; schedules still count batches. With `use_ema`, the moving average of the
             weights replaces the weights at the end of `fit`; `ema_momentum` is per update. To validate with the
@@ -213,9 +214,11 @@ class SGD(_Averaged, _class_of_backend(keras.optimizers.SGD)):
     the momentum in bfloat16; this class keeps it in the weights' dtype.
     """
 
-    def __init__(self, learning_rate=0.01, momentum=0.9, *, global_clipnorm=1.0, **options):
+    def __init__(self, learning_rate=0.01, momentum=0.9, **options):
         arguments.share("momentum", momentum)
-        super().__init__(learning_rate, momentum, global_clipnorm=global_clipnorm, **options)
+        if options.get("clipnorm") is None and options.get("clipvalue") is None:
+            options.setdefault("global_clipnorm", 1.0)
+        super().__init__(learning_rate, momentum, **options)
 
 
 def layer_depths(model: keras.Model) -> dict[str, int]:

@@ -45,7 +45,8 @@ def test_default_settings_of_the_optimizers():
     adamw, sgd = optimizers.AdamW(1e-3), optimizers.SGD(0.03)
     assert (adamw.beta_1, adamw.beta_2, adamw.epsilon, adamw.weight_decay) == (0.9, 0.999, 1e-8, 0.05)
     assert (sgd.momentum, sgd.global_clipnorm, sgd.weight_decay, sgd.nesterov) == (0.9, 1.0, None, False)
-    assert optimizers.SGD(0.1, global_clipnorm=None).global_clipnorm is None
+    for options in ({"global_clipnorm": None}, {"clipnorm": 1.0}, {"clipvalue": 1.0}):
+        assert optimizers.SGD.from_config(optimizers.SGD(**options).get_config()).global_clipnorm is None
 
 
 def test_adamw_without_kernels_decays_nothing():
