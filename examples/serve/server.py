@@ -108,6 +108,8 @@ class Model:
         by_row = "instances" in request
         columns = _columns(request["instances"], specs, max_rows) if by_row else request["inputs"]
         if not (isinstance(columns, dict) and set(columns) == set(specs)):
+            if len(specs) > 1:
+                raise BadRequestError(f'Expected "inputs" to have {sorted(specs)}.')
             columns = {next(iter(specs)): columns}
         for values in columns.values():
             _check_rows(values, max_rows)

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -158,6 +159,15 @@ def test_bad_request_gets_error_and_next_request_succeeds(url):
         status, answer = post(url, body)
         assert status == 400 and answer["error"], body
         assert post(url, {"instances": [image]})[0] == 200
+
+
+def test_request_that_names_no_input_of_two_is_refused():
+    serve = scripts.load("serve/server.py")
+    model = object.__new__(serve.Model)
+    model.signatures = {"serving_default": SimpleNamespace(structured_input_signature=((), {"a": None, "b": None}))}
+    for inputs in ([1.0], {"a": [1.0]}):
+        body = json.dumps({"inputs": inputs})
+        refuses(r"Expected \"inputs\" to have \['a', 'b'\]", model.parse, body, 8, error=serve.BadRequestError)
 
 
 def test_page_files_refer_to_no_remote_or_inline_code(url):
