@@ -47,6 +47,7 @@ def write_report(
     path: str | os.PathLike,
     *,
     top: int = 5,
+    readout: str | None = None,
     title: str | None = None,
     notes: str = "",
 ) -> Path:
@@ -61,6 +62,7 @@ def write_report(
         images: Paths of at least one image file. The files are read with the model's evaluation transform.
         path: Path of the .html file to write. It replaces an existing file. If writing fails, the old file is kept.
         top: Int, the maximum number of classes to show.
+        readout: As in `attention_rollout`.
         title: The page's title. The default contains the model's name.
         notes: Text to show before the model's summary, for example from `keras_vit.profile`.
 
@@ -82,7 +84,7 @@ def write_report(
         raise arguments.invalid("path", "a .html file", str(path))
     if not images:
         raise ValueError("Expected `images` to hold at least one path. Received: none")
-    taps = AttentionTaps(model)
+    taps = AttentionTaps(model, readout)
     title = html.escape(title or f"What {model.name} sees")
     # Check the folder of `path` and read the images first, so that errors are raised before the computation starts.
     with replacing(path) as temporary:
@@ -97,7 +99,7 @@ def write_report(
 
 
 def _image_sections(taps, paths, arrays, top):
-    model, distances = taps.model, []
+    model, readout, distances = taps.model, taps.readout, []
     yield "<h2>Images</h2>"
     # Images may have different sizes, so process them one by one.
     pairs = list(zip(paths, arrays, strict=True))
@@ -118,12 +120,13 @@ def _image_sections(taps, paths, arrays, top):
             yield "<p>The model has no single classification output, so no classes are shown.</p>"
         text = "Attention rollout: how much each patch contributes to the input of the classification head. "
         text += "The picture in the middle is darker where the patches contribute less."
-        yield _figure(plot_attention_rollout(array[None], attention_rollout(model, inputs)), text)
+        yield _figure(plot_attention_rollout(array[None], attention_rollout(model, inputs, readout=readout)), text)
         if best is not None:
             text = f"Gradient rollout for the class {best}: the attention is weighted by the gradient of this class."
             # Models with quantized attention or with attention_norm have no gradient rollout.
             try:
-                yield _figure(plot_attention_rollout(array[None], gradient_rollout(model, inputs)), text)
+                rollout = gradient_rollout(model, inputs, readout=readout)
+                yield _figure(plot_attention_rollout(array[None], rollout), text)
             except ValueError as error:
                 yield f"<p>No gradient rollout: {html.escape(str(error))}</p>"
         text = f"Attention in the last block (index {len(taps.blocks) - 1}), each head on its own scale."
