@@ -98,7 +98,7 @@ def from_dataframe(
     paths = [str(Path(base, str(cell))) for cell in cells]
     paths = [path if path.endswith(extension) else path + extension for path in paths]
     missing = [(i, path) for i, path in enumerate(paths) if not os.path.isfile(path)]
-    expected = f"Expected image files, at paths relative to {str(base)!r}, the `directory` (--images)"
+    expected = f"Expected image files in {str(base)!r}, the `directory` (--images), with `extension` (--extension)"
     fail(expected, lines, missing, FileNotFoundError)
     # A table from `folds` keeps the classes of the whole table, even if it has no images of a rare class.
     known = frame.unchanged(label_column) if isinstance(frame, TableRows) and isinstance(label_column, str) else ()
