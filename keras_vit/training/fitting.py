@@ -90,6 +90,9 @@ def train(
     """Trains as `fit` does, and returns the `ResumableRun`. Its `history` is a `keras.callbacks.History`."""
     if not getattr(arguments.model(model), "compiled", False):
         raise ValueError(f"Expected a compiled model. Received: {model.name!r}. Call its method `compile` first.")
+    instead = {"x": "data", "y": "data", "initial_epoch": "resume", "validation_split": "validation_data"}
+    for name in instead.keys() & options.keys():
+        raise TypeError(f"Expected `{instead[name]}` instead of `{name}`, which is only an argument of model.fit")
     check_synchronized(model)
     arguments.each(arguments.positive_int, epochs=epochs, save_every=save_every, keep=keep)
     arguments.each(arguments.positive_int, optional=True, batch_size=batch_size, steps_per_epoch=steps_per_epoch)

@@ -303,6 +303,7 @@ def test_resume_full_disk_does_not_end_the_run(tmp_path, alone, capsys, monkeypa
 def test_fit_invalid_arguments_are_refused(tmp_path):
     for name in ("keep", "save_every", "batch_size", "steps_per_epoch"):
         refuses(f"`{name}`.*at least 1", fit_small, tmp_path, small(), **{name: 0})
+    refuses("`resume` instead of `initial_epoch`", fit_small, tmp_path, small(), initial_epoch=1, error=TypeError)
     refuses("at least 1. Received: .0. rows", fit_small, tmp_path, small(), X[:0])
     refuses("Expected a compiled model. Received: 'mine'", fit_small, tmp_path, keras.Sequential(name="mine"))
     for check in (training.preflight, lambda *given: training.fit(*given, 1, resume=tmp_path)):
