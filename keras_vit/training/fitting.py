@@ -21,9 +21,10 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
     random seeds, so the result is the same as without the interruption. On one machine with a deterministic backend,
     every bit of the result is the same. To continue a finished run, start it again with more `epochs`. To continue a
     run that a callback such as EarlyStopping stopped, start it again without that callback. If the callback stopped it
-    within an epoch, the run continues at the next batch. A loss or weight that is not finite stops the run, and the
-    model gets the weights of the last checkpoint. If the model has no class names, it gets the class names of the data.
-    Returns the `keras.callbacks.History` of the whole run.
+    within an epoch, the run continues at the next batch. A run that other code stopped by `model.stop_training = True`
+    continues when you start it again. A loss or weight that is not finite stops the run, and the model gets the weights
+    of the last checkpoint. If the model has no class names, it gets the class names of the data. Returns the
+    `keras.callbacks.History` of the whole run.
 
     Args:
         model: A compiled and built `keras.Model`.

@@ -20,15 +20,13 @@ from keras_vit.training.checkpoints import (
 )
 from keras_vit.training.run_record import PARTS, difference, plain_rate
 
-_UNKNOWN_STOPPER = "the model"
-
 
 class ResumableRun(keras.callbacks.CallbackList):
     """Saves checkpoints, and calls the callbacks, which see a single run although `fit` is called per epoch.
 
     `every` is the number of steps between checkpoints. `first_step` is the step at which this process began, `diverged`
-    is True after a NaN or infinite loss or weight, and `stopped` is the name of the callback that stopped the run, or
-    None.
+    is True after a NaN or infinite loss or weight, and `stopped` is the name of the callback that stopped the run,
+    "other code", or None.
     """
 
     def __init__(self, model, callbacks, checkpoints, every, params):
@@ -78,7 +76,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             return
         self.epoch, self.batch, self.step = (slot.facts[key] for key in ("epoch", "batch", "step"))
         self.first_step = self.saved_step = self.step
-        if slot.facts["stopped"] in (*self.named, _UNKNOWN_STOPPER):
+        if slot.facts["stopped"] in self.named:
             self.stopped = slot.facts["stopped"]
         self.slot = slot
         if not self.batch or self.ended:
@@ -160,8 +158,6 @@ class ResumableRun(keras.callbacks.CallbackList):
             self._keep(model_arrays(self.model))
             return
         self.epoch, self.batch = epoch + 1, 0
-        if self.trained.stop_training and not self.diverged:
-            self.stopped = self.stopped or _UNKNOWN_STOPPER
         self._save()
 
     @property
@@ -171,12 +167,13 @@ class ResumableRun(keras.callbacks.CallbackList):
 
     def _call(self, event, *args):
         """Calls a method of each callback, and stores the name of a callback that stops the run."""
+        if self.trained.stop_training and not self.diverged:
+            self.stopped = self.stopped or "other code"
         for callback in self.callbacks:
             stopped = self.trained.stop_training
             getattr(callback, event)(*args)
             if self.trained.stop_training and not stopped:
-                names = (name for name, other in self.named.items() if other is callback)
-                self.stopped = next(names, _UNKNOWN_STOPPER)
+                self.stopped = next(name for name, other in self.named.items() if other is callback)
 
     def _check_record(self, slot, allow):
         """Raises an error if the checkpoint is of a different run. Settings whose names are in `allow` may differ."""

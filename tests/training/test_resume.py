@@ -147,6 +147,24 @@ def test_resume_restores_the_states_of_callbacks(tmp_path, capsys):
         assert said == is_stopped
 
 
+def test_run_stopped_by_other_code_than_a_callback_continues(tmp_path):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, i):
+            model.stop_training = i == self.stop
+            return X[4 * i : 4 * i + 4], Y[4 * i : 4 * i + 4]
+
+    runs = []
+    for folder, stop in (("alone", None), ("parts", 3), ("parts", None)):
+        model, Batches.stop = make_model(), stop
+        history = training.fit(model, Batches(), 2, resume=tmp_path / folder, shuffle=False, verbose=0)
+        runs.append((model, len(history.epoch)))
+    assert [epochs for _, epochs in runs] == [2, 1, 2] and int(runs[1][0].optimizer.iterations) < 6
+    assert_equal(runs[2][0], runs[0][0])
+
+
 # Keras has no steps_per_execution on PyTorch.
 @pytest.mark.backends("tensorflow")
 def test_resume_with_several_steps_per_execution(tmp_path):
