@@ -81,6 +81,9 @@ class Mix:
             self.layers.append(unchecked(keras.layers.CutMix(factor=(policy.cutmix, policy.cutmix), **options)))
 
     def __call__(self, images: "tf.Tensor", labels: "tf.Tensor", seed: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
+        labels = tf.convert_to_tensor(labels)
+        if not labels.dtype.is_floating or labels.shape.rank == 1:
+            raise arguments.invalid("labels", "floats (batch, num_classes), as from tf.one_hot", labels)
         if self.smoothing:
             labels = labels * (1 - self.smoothing) + self.smoothing / labels.shape[-1]
         if not self.layers:

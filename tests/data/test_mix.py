@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_vit.data import Mix, Policy
+from tests.errors import refuses
 
 POLICIES = {
     "mixup": Policy(mixup=0.8),
@@ -63,5 +64,6 @@ def test_policy_sets_the_strength_of_mixing(kind, request):
 
 
 def test_label_smoothing_without_mixing():
-    _, labels = Mix(Policy(label_smoothing=0.1))(tf.zeros((2, 4, 4, 3)), tf.eye(2, 5), (0, 1))
-    np.testing.assert_allclose(labels, np.eye(2, 5) * 0.9 + 0.02, atol=1e-6)
+    mix, images = Mix(Policy(label_smoothing=0.1)), tf.zeros((2, 4, 4, 3))
+    np.testing.assert_allclose(mix(images, tf.eye(2, 5), (0, 1))[1], np.eye(2, 5) * 0.9 + 0.02, atol=1e-6)
+    refuses(r"`labels`. Expected floats \(batch, num_classes\)", mix, images, np.array([0, 1]), (0, 1))
