@@ -217,8 +217,7 @@ def pipeline(
     arguments.each(positive, batch_size=batch_size, num_shards=num_shards, shuffle=shuffle_buffer)
     arguments.each(positive, optional=True, num_batches=num_batches, num_parallel_calls=num_parallel_calls)
     arguments.non_negative_int("skip_batches", skip_batches)
-    if shard_index not in range(num_shards):
-        raise arguments.invalid("shard_index", f"an integer from 0 to {num_shards - 1}", shard_index)
+    arguments.non_negative_int("shard_index", shard_index, num_shards - 1)
     if batch_size % num_shards:
         raise arguments.invalid("batch_size", f"a multiple of num_shards={num_shards}", batch_size)
     for wrong, expected, received in (
