@@ -31,27 +31,36 @@ class Epochs:
             self.first, batch = divmod(skip_batches, self.num_batches)
             self.start = batch * batch_size
         # TensorFlow never frees the Python functions below, so they refer to this small object instead of `self`.
-        self._next = SimpleNamespace(number=self.first)
+        self._next = SimpleNamespace(number=0 if repeat else self.first)
 
     def set(self, number: int) -> None:
-        """Sets the number of the epoch that the next iteration returns, an integer from 0."""
+        """Sets the number of the next iteration, an integer from 0."""
         self._next.number = arguments.non_negative_int("number", number)
 
-    def parts(self):
-        """Returns a dataset of (epoch, begin, end), the ranges of images that one iteration over the data reads."""
-        if self._repeat:
-            numbers = tf.data.Dataset.range(self.first, LAST)
-            return numbers.map(lambda n: (n, tf.where(n == self.first, np.int64(self.start), 0), np.int64(self.size)))
-        # If the data starts within an epoch (`skip_batches`), an iteration ends at the same position of the next epoch.
-        parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
-        parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
+    def parts(self, num_batches):
+        """Returns a dataset of (epoch, begin, end), the ranges of images that one iteration over the data reads.
+
+        `num_batches` is the number of batches in an iteration.
+        """
         upcoming = self._next
 
         def number(_):
             return tf.ensure_shape(tf.numpy_function(lambda: np.int64(upcoming.number), [], "int64"), ())
 
-        epoch = tf.data.Dataset.range(1).map(number)
-        return epoch.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
+        number = tf.data.Dataset.range(1).map(number)
+        if self._repeat:
+            rows = 0 if num_batches == math.inf else num_batches * self._batch_size
+
+            def endless(n):
+                first = n * rows + self.first * self.size + self.start
+                epochs = tf.data.Dataset.range(first // self.size, LAST)
+                return epochs.map(lambda epoch: (epoch, tf.maximum(first - epoch * self.size, 0), np.int64(self.size)))
+
+            return number.flat_map(endless)
+        # If the data starts within an epoch (`skip_batches`), an iteration ends at the same position of the next epoch.
+        parts = [(0, self.start, self.size), (1, 0, self.start)] if self.start else [(0, 0, self.size)]
+        parts = tf.data.Dataset.from_tensor_slices(np.array(parts, "int64"))
+        return number.flat_map(lambda n: parts.map(lambda part: (n + part[0], part[1], part[2])))
 
     def row_weight(self, num_batches):
         """Returns the weight of an image. With the weight 0 of padding rows, the mean weight of all rows is 1."""

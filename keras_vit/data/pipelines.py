@@ -122,13 +122,14 @@ def pipeline(
     The result is a tf.data.Dataset of (images, labels), (images, labels, weights) or only images. Images are float32
     (batch, height, width, channels), labels are int32 (batch,) or float32 (batch, num_classes), and weights are float32
     (batch,). The dataset has the attributes `source`, `class_names`, `num_classes`, `num_images` (per epoch, including
-    broken images), `num_shards`, `broken` (a `BrokenImages`) and, if `repeat` is False, `set_epoch`. The same arguments
-    give the same batches on each backend, with any number of threads.
+    broken images), `num_shards`, `broken` (a `BrokenImages`) and `set_epoch`. With `repeat`, only a dataset with
+    `num_batches` and without `skip_batches` has `set_epoch`. The same arguments give the same batches on each backend,
+    with any number of threads.
 
     Each iteration over the dataset is one epoch. The next epoch begins only after an iteration has returned its last
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
     `num_batches=5` and without `repeat`, an iteration ends after 5 batches, and the next iteration has new batches.
-    After `data.set_epoch(3)`, the next iteration is epoch 3, counted from 0. If an epoch has only a few batches, use
+    After `data.set_epoch(3)`, the next iteration is number 3, counted from 0. If an epoch has only a few batches, use
     `repeat=True`. If not, the epoch may end before training uses its batches, because `fit` reads a batch to build a
     model, and a `prefetch` that you add reads ahead.
 
@@ -175,8 +176,9 @@ def pipeline(
             `training`. If `cache` is True, or if the source consists of files and `cache` is False, the buffer always
             holds all images.
         seed: Integer of at least 0.
-        repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `fit`. Do not pass `num_batches`
-            instead, since each iteration would have the same batches. A batch may have images of two epochs.
+        repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `model.fit`, or pass `num_batches`
+            and train by `keras_vit.training.fit`, which calls `set_epoch`: without it, each iteration has the same
+            batches. A batch may have images of two epochs.
         cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
             files on disk, and each process needs a different path. The names of these files contain a hash of the
             paths and labels of the images; delete the files if images have changed. To decode faster, see
@@ -276,10 +278,10 @@ def pipeline(
             return replace_broken(stream, *parts, **options, whole=whole)
 
         if repeat:
-            data = batches(epochs.parts().flat_map(epochs.stream))
+            data = batches(epochs.parts(length).flat_map(epochs.stream))
         else:
             filler = placeholder if pad_remainder else None
-            data = epochs.parts().flat_map(lambda *part: batches(epochs.stream(*part, filler)))
+            data = epochs.parts(length).flat_map(lambda *part: batches(epochs.stream(*part, filler)))
         # Use threads only for mixing, because the rest of `finish` takes less time than starting a thread.
         data = data.map(steps.finish, parallel if augmented.mixes else None)
         if num_batches is not None:
@@ -289,8 +291,8 @@ def pipeline(
         data = data.apply(tf.data.experimental.assert_cardinality(length)).with_options(_options())
         data.source, data.class_names, data.num_classes = source, list(source.class_names), source.num_classes
         data.num_images, data.num_shards, data.broken = epochs.size, num_shards, broken
-        if not repeat:
-            # With `repeat`, the data is one endless iteration, and only `skip_batches` sets its position.
+        if not repeat or (num_batches is not None and not skip_batches):
+            # In an endless iteration, only `skip_batches` sets the position.
             data.set_epoch = epochs.set
         return data
 

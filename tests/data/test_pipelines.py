@@ -68,6 +68,11 @@ def test_epochs_differ_and_advance_after_last_batch(folder):
     orders = [np.concatenate([labels for _, labels in epoch]).tolist() for epoch in (first, second)]
     assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
     assert equal(batches(make(folder, repeat=True).take(6)), first + second)
+    limited, seen = make(folder, repeat=True, num_batches=2), []
+    for number in (0, 1, 2):
+        limited.set_epoch(number)
+        seen += batches(limited)
+    assert equal(seen, first + second) and equal(batches(limited), second[1:])
     next(iter(data))
     assert equal(batches(data.take(2)), first[:2])
     # Two concurrent iterators read the same epoch.
