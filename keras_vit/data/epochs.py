@@ -38,10 +38,7 @@ class Epochs:
         self._next.number = arguments.non_negative_int("number", number)
 
     def parts(self, num_batches):
-        """Returns a dataset of (epoch, begin, end), the ranges of images that one iteration over the data reads.
-
-        `num_batches` is the number of batches in an iteration.
-        """
+        """Returns a dataset of (epoch, begin, end), the ranges of images that one iteration of `num_batches` reads."""
         upcoming = self._next
 
         def number(_):

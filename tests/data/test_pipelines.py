@@ -250,11 +250,8 @@ def test_one_hot_labels_and_static_shapes(folder):
     assert make(folder, repeat=True).element_spec[0].shape == (8, 8, 8, 3)
     dropped = make(folder, drop_remainder=True, batch_size=7)
     assert len(dropped) == 3 == len(batches(dropped))
-
-
-def test_autotune_is_disabled(folder):
     # tf.data's tuner sleeps for up to a minute before an iteration can end.
-    assert make(folder).prefetch(1).options().autotune.enabled is False
+    assert dropped.prefetch(1).options().autotune.enabled is False
 
 
 def test_cache_on_disk_gives_batches_of_its_source(folder, tmp_path):
@@ -283,11 +280,8 @@ def test_pipeline_refuses_invalid_argument(folder, options, message):
 def test_argument_of_0_2_is_refused_with_new_line(folder, options, line):
     refuses(f"Received: {', '.join(options)}. Write {line}", make, folder, error=TypeError, **options)
     refuses("Received: colour$", make, folder, error=TypeError, colour=1)
-
-
-def test_preprocessing_field_beside_model_names_changed(folder):
-    line = r"preprocessing=keras_vit.config_of\(model\).preprocessing.changed\(mean=0.4\)"
-    refuses(f"Write {line}", make, folder, error=TypeError, mean=0.4, preprocessing=tiny.build())
+    line = r"Write preprocessing=keras_vit.config_of\(model\).preprocessing.changed\(mean=0.4\)"
+    refuses(line, make, folder, error=TypeError, mean=0.4, preprocessing=tiny.build())
 
 
 def linear(loss=keras.losses.SparseCategoricalCrossentropy):
