@@ -53,11 +53,6 @@ def test_argument_check_refuses_wrong_values(check, values, expected):
         refuses(f"`x`. Expected {expected} Received: ", check, "x", value)
 
 
-def test_one_of_refuses_other_values():
-    assert arguments.choice("method", "a", ("a", "b")) == "a"
-    refuses(r"`method`. Expected one of 'a', 'b'. Received: 'c'", arguments.choice, "method", "c", ("a", "b"))
-
-
 def test_nearest_suggests_similar_names():
     known = ("finetune_pets", "finetune_flowers", "deit_tiny", None)
     assert arguments.nearest("FineTune-pet", known) == ". Did you mean 'finetune_pets'?"

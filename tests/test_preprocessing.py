@@ -10,18 +10,12 @@ from tests import tiny
 DEIT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "crop_fraction": 0.875}
 WRONG = [
     ({"mean": "0.5"}, "`mean`. Expected a number up to .*, or one per channel. Received: '0.5'"),
-    ({"mean": ()}, "`mean`. Expected a number"),
     ({"std": (0.5, float("nan"), 0.5)}, "`std`. Expected a number"),
-    ({"std": 0}, "`std`. Expected positive numbers of .*. Received: 0"),
     ({"interpolation": "cubic"}, "`interpolation`. Expected one of 'bilinear', .* Received: 'cubic'"),
-    ({"crop_fraction": 0}, r"`crop_fraction`. Expected a number in \(0, 1\]. Received: 0"),
     ({"value_range": (1, 0)}, "`value_range`. Expected .low, high."),
-    ({"value_range": 1}, "`value_range`. Expected .low, high."),
-    ({"antialias": 1}, "`antialias`. Expected a bool"),
     ({"antialias": True, "interpolation": "nearest"}, "`antialias`. Expected None or False with"),
     ({"antialias": False, "interpolation": "area"}, "`antialias`. Expected None or True with"),
     ({"resize_mode": "stretch"}, "`resize_mode`. Expected one of 'crop', 'squash', 'pad', None"),
-    ({"crop_fraction": True}, "`crop_fraction`. Expected a number in"),
 ]
 
 
