@@ -134,9 +134,3 @@ ON_ONE_BACKEND = [
 )
 def test_contract(cls, arguments, shape, output_shape, numbers):
     check_layer(cls, arguments, shape, output_shape=output_shape, **numbers)
-
-
-def test_every_public_layer_has_a_contract():
-    # The output of RotaryEmbedding has no batch.
-    checked = {case[0] for case in ON_EVERY_BACKEND + ON_ONE_BACKEND} | {layers.RotaryEmbedding}
-    assert checked >= {getattr(layers, name) for name in layers.__all__}
