@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from keras_vit import arguments
-from keras_vit.config import config_of
 from keras_vit.files import regular_file, replacing
 from keras_vit.prediction.classes import ids_and_names, output_activation
 from keras_vit.prediction.inputs import to_numpy
@@ -40,8 +39,7 @@ class PseudoLabels:
         class_counts: Tuple of ints, the number of different images that were selected for each class.
         settings: Dict of the arguments `kind`, `temperature`, `threshold` and `per_class` of `pseudo_labels`, and of
             `num_images`, the number of all images.
-        teacher: Dict with the teacher's `name`, the `sha256` of its weights, and its `config`. The `config` is None if
-            the teacher does not come from this package.
+        teacher: Dict with the teacher's `name` and the `sha256` of its weights.
     """
 
     indices: np.ndarray
@@ -174,13 +172,8 @@ def pseudo_labels(
 
 
 def described(model) -> dict:
-    """Returns a dict of a model's name, its config and the sha256 of its weights."""
-    try:
-        config = config_of(model).to_dict()
-    except ValueError:
-        # Models that do not come from this package have no config.
-        config = None
-    return {"name": model.name, "config": config, "sha256": _digest(weight.value for weight in model.weights)}
+    """Returns a dict of a model's name and the sha256 of its weights."""
+    return {"name": model.name, "sha256": _digest(weight.value for weight in model.weights)}
 
 
 def _digest(arrays):

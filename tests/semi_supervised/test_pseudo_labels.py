@@ -132,7 +132,7 @@ def test_labels_reload_and_damaged_files_are_refused(tmp_path, kind, teacher):
         assert getattr(again, name).dtype == getattr(labels, name).dtype
     assert (again.class_names, again.class_counts) == (labels.class_names, labels.class_counts)
     assert again.settings == labels.settings and again.settings["num_images"] == 12
-    assert again.teacher == labels.teacher and again.teacher["config"]["hidden_dim"] == 12
+    assert again.teacher == labels.teacher
     content = path.read_bytes()
     flipped, newer = content[:200] + b"\xff" + content[201:], content.replace(b"version 1", b"version 9")
     for damaged in (content[:-40], flipped, b"", newer):
