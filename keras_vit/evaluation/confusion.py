@@ -12,7 +12,7 @@ from keras_vit.evaluation.classification import top_k_accuracy
 from keras_vit.evaluation.features import invalid, outputs_and_classes
 from keras_vit.files import replacing
 from keras_vit.images.figures import finish, literal, new_figure
-from keras_vit.images.table import CSVWriter
+from keras_vit.images.table import write_rows
 from keras_vit.prediction.classes import distinct_names, ids_and_names, mean_probabilities, prediction_activation
 from keras_vit.prediction.inputs import real_array, to_numpy
 from keras_vit.prediction.outputs import check_all_read, image_batches
@@ -170,9 +170,8 @@ def write_confusion_matrix(
         escape_formulas: Bool, whether to write ' before names that start with = + - or @. Spreadsheets would take such
             names for formulas.
     """
-    names = arguments.class_names(arguments.several("class_names", class_names), len(_square(matrix)))
-    with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
-        writer = CSVWriter(file, escape_formulas)
-        writer.writerow(["true \\ predicted", *names])
-        for name, counts in zip(names, _square(matrix), strict=True):
-            writer.writerow([name, *map(int, counts)])
+    matrix = _square(matrix)
+    names = arguments.class_names(arguments.several("class_names", class_names), len(matrix))
+    rows = [[name, *map(int, counts)] for name, counts in zip(names, matrix, strict=True)]
+    with replacing(path) as draft:
+        write_rows(draft, [["true \\ predicted", *names], *rows], escape_formulas)

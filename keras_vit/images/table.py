@@ -72,19 +72,17 @@ def csv_rows(path):
         raise ValueError(f"Expected a CSV file in UTF-8. Received: {str(path)!r} with {error}") from error
 
 
-class CSVWriter:
+def write_rows(path, rows, escape_formulas=False):
     """Writes rows to a CSV file. With `escape_formulas`, writes ' before cells that start with = + - or @."""
+    arguments.boolean("escape_formulas", escape_formulas)
 
-    def __init__(self, file, escape_formulas=False):
-        self.writer, self.escape_formulas = csv.writer(file), arguments.boolean("escape_formulas", escape_formulas)
-
-    def writerow(self, cells):
-        self.writer.writerow([self._cell(cell) for cell in cells])
-
-    def _cell(self, cell):
+    def escaped(cell):
         # Spreadsheets ignore spaces and line ends before a formula.
-        is_formula = self.escape_formulas and isinstance(cell, str) and cell.strip()[:1] in ("=", "+", "-", "@")
-        return f"'{cell}" if is_formula else cell
+        return f"'{cell}" if isinstance(cell, str) and cell.strip()[:1] in ("=", "+", "-", "@") else cell
+
+    # Bytes of a file name that are not UTF-8 become backslash escapes.
+    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        csv.writer(file).writerows([map(escaped, row) for row in rows] if escape_formulas else rows)
 
 
 def integer(value):

@@ -12,7 +12,7 @@ import keras
 from keras_vit import arguments
 from keras_vit.console import printable
 from keras_vit.images.files import NOT_READ, visible_files
-from keras_vit.images.table import CSVWriter, csv_rows, empty, read_columns
+from keras_vit.images.table import csv_rows, empty, read_columns, write_rows
 from keras_vit.prediction.classes import distinct_names, outputs_named
 from keras_vit.prediction.classify import predict_paths
 
@@ -164,21 +164,18 @@ def write_csv(path, header, names, predictions, escape_formulas=False):
     """Writes the results of `classify` as a CSV file, one row per image; cells of unreadable images are empty."""
     top = max(map(len, predictions))
     endings = ["", *(f"_{i}" for i in range(2, top + 1))]
-    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = CSVWriter(file, escape_formulas)
-        writer.writerow([header, *(column + ending for ending in endings for column in ("label", "probability"))])
-        for name, classes in zip(names, predictions, strict=True):
-            cells = [cell for _, label, probability in classes for cell in (label, f"{probability:.6g}")]
-            writer.writerow([name, *cells, *[""] * (2 * top - len(cells))])
+    rows = [[header, *(column + ending for ending in endings for column in ("label", "probability"))]]
+    for name, classes in zip(names, predictions, strict=True):
+        cells = [cell for _, label, probability in classes for cell in (label, f"{probability:.6g}")]
+        rows.append([name, *cells, *[""] * (2 * top - len(cells))])
+    write_rows(path, rows, escape_formulas)
 
 
 def write_submission(path, id_column, label_column, names, predictions, escape_formulas=False):
     """Writes a CSV file with the most probable class of each image; the label of an unreadable image is empty."""
-    with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = CSVWriter(file, escape_formulas)
-        writer.writerow([id_column, label_column])
-        for name, classes in zip(names, predictions, strict=True):
-            writer.writerow([name, classes[0][1] if classes else ""])
+    pairs = zip(names, predictions, strict=True)
+    rows = [(name, classes[0][1] if classes else "") for name, classes in pairs]
+    write_rows(path, [(id_column, label_column), *rows], escape_formulas)
 
 
 def as_json(names, predictions):
