@@ -160,11 +160,6 @@ def test_named_builder_is_documented_and_pickles(name, variant):
     refuses(f"argument of keras_vit.{name}. Received: variant='R101x1'", builder, variant="R101x1")
 
 
-def test_name_of_model_has_no_plus_or_slash():
-    # TensorFlow's name scopes allow neither.
-    assert hybrid.build().name == "vit_R50_B16" and bit.build().name == "bit_R50x1"
-
-
 @pytest.mark.parametrize("builder, changes, other_size", ANY_SIZE.values(), ids=ANY_SIZE)
 def test_any_size_model_equals_fixed_size_model(builder, changes, other_size):
     any_size = builder(**{**changes, "image_size": (None, None)})

@@ -1,13 +1,10 @@
-import json
-import shutil
-
 import numpy as np
 import pytest
 
 import keras_vit
 from keras_vit.weights.write import write_safetensors
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.helpers import check_refused, timm_folder
+from tests.weights.helpers import changed, check_refused, timm_folder
 
 HYBRID = {"patch_embed.proj.weight": (8, 64, 1, 1)}
 BIT = {"stages.0.blocks.0.conv1.weight": (64, 64, 1, 1)}
@@ -58,25 +55,8 @@ def test_timm_folder_gives_config_and_logits(tmp_path, name):
     "preprocessor", [{"crop_size": {"height": 64, "width": 64}, "do_center_crop": True}, {"size": 64}]
 )
 def test_transformers_folder_gives_image_size_of_bit(tmp_path, preprocessor):
-    shutil.copytree(GOLDEN_FOLDER / "hf_bit", tmp_path / "bit")
-    (tmp_path / "bit" / "preprocessor_config.json").write_text(json.dumps(preprocessor))
-    assert keras_vit.from_pretrained(tmp_path / "bit").config.image_size == (64, 64)
-
-
-@pytest.mark.parametrize("name", ["timm_hybrid", "timm_bit"])
-def test_timm_state_dict_needs_preprocessing(name):
-    path, heads = GOLDEN_FOLDER / f"{name}.safetensors", {} if name == "timm_bit" else {"num_heads": 4}
-    check_refused("(?s)Pass .*preprocessing= .*timm.* models differ in it", path, grid_size=(8, 12), **heads)
-
-
-def test_other_epsilons_or_padding_are_refused():
-    sizes = {"stages": (2, 1), "width_factor": 0.5, "num_classes": 10, "image_size": 64}
-    for settings in ({"resnet_epsilons": "timm"}, {"pool_padding": "zeros"}):
-        with pytest.raises(ValueError, match="was trained with (pool_padding='zeros'|resnet_epsilons='timm')"):
-            keras_vit.load_weights(keras_vit.BiT("R50x1", **sizes, **settings), GOLDEN_FOLDER / "hf_bit")
-    bare = {"preprocessing": keras_vit.Preprocessing()}
-    found = keras_vit.BiT("R50x1", **sizes, weights=GOLDEN_FOLDER / "hf_bit", **bare).config
-    assert (found.resnet_epsilons, found.pool_padding) == ("timm", "zeros")
+    path = changed(tmp_path, "hf_bit", "preprocessor_config.json", **preprocessor)
+    assert keras_vit.from_pretrained(path).config.image_size == (64, 64)
 
 
 @pytest.mark.parametrize("shapes, message", OTHER_ARRAYS)
@@ -89,13 +69,8 @@ def test_arrays_of_other_resnets_are_refused(tmp_path, shapes, message):
 
 @pytest.mark.parametrize("name, changes, message", OTHER_CONFIGS)
 def test_config_of_other_resnet_is_refused(tmp_path, name, changes, message):
-    if name == "hf_bit":
-        shutil.copytree(GOLDEN_FOLDER / name, tmp_path, dirs_exist_ok=True)
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
-    else:
-        folder(tmp_path, name, **changes)
-    check_refused(message, tmp_path)
+    path = changed(tmp_path, name, **changes) if name == "hf_bit" else folder(tmp_path, name, **changes)
+    check_refused(message, path)
 
 
 @pytest.mark.parametrize("name, args, part", UNSUPPORTED)

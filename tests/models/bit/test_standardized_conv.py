@@ -72,9 +72,3 @@ def test_channels_are_last_under_any_keras_config():
         np.testing.assert_array_equal(ops.convert_to_numpy(again(images)), expected)
     finally:
         keras.config.set_image_data_format(before)
-
-
-def test_initial_weights():
-    layer = StandardizedConv2D(256, 3)
-    layer.build((None, 14, 14, 64))
-    assert ops.convert_to_numpy(layer.kernel).std() == pytest.approx(1 / np.sqrt(3 * 3 * 64), rel=0.01)

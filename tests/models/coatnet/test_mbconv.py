@@ -83,18 +83,3 @@ def test_definition(options, num_weights):
     assert len(weights) == num_weights
     expected = reference(x.astype("float64"), weights, options)
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_equal_channels_are_not_projected():
-    layer = MBConv(**SIZES)
-    layer.build((None, 8, 8, 8))
-    assert layer.shortcut is None
-
-
-def test_initial_weights():
-    layer = MBConv(256, 512, 64)
-    layer.build((None, 8, 8, 256))
-    w = {weight.path.split("/", 1)[1]: ops.convert_to_numpy(weight) for weight in layer.weights}
-    for path, fan_out in {"expand/kernel": 512, "depthwise/kernel": 9, "project/kernel": 256}.items():
-        assert w[path].std() == pytest.approx(np.sqrt(2 / fan_out), rel=0.05)
-    assert not w["project/bias"].any()

@@ -1,12 +1,9 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import keras_vit
 from keras_vit.models.coatnet.config import VARIANTS, decode_coatnet
-from keras_vit.training import freeze
-from keras_vit.training.optimizers import layer_multipliers
 from tests.contract import randomize
 from tests.models.small import images
 
@@ -53,23 +50,6 @@ def test_coatnet_parameters_and_multiply_adds(variant):
     keras.utils.clear_session(free_memory=False)
 
 
-def test_coatnet_layers_are_flat_and_named():
-    names = [layer.name for layer in build(dropout_rate=0.1).layers]
-    stem = ["images", "normalization", "stem_conv", "stem_norm", "stem_activation", "stem_conv_2"]
-    blocks = ["stage_1_block_01", "stage_2_block_01", "stage_3_block_01", "stage_3_block_02", "stage_4_block_01"]
-    assert names == [*stem, *blocks, "pooling", "norm", "pre_logits", "pre_logits_tanh", "dropout", "head"]
-    names = [layer.name for layer in build("coatnet_0_rw").layers]
-    assert names[-4:] == ["norm", "pooling", "pre_logits", "head"] and "stem_padding" in names
-
-
-def test_coatnet_stages_halve_the_image():
-    model = build(image_size=(75, 40))
-    last = ("stage_1_block_01", "stage_2_block_01", "stage_3_block_02", "stage_4_block_01")
-    shapes = [model.get_layer(name).output.shape[1:] for name in last]
-    assert shapes == [(19, 10, 8), (10, 5, 8), (5, 3, 16), (3, 2, 16)]
-    assert [model.config.grid(stage) for stage in (1, 2, 3, 4)] == [shape[:2] for shape in shapes]
-
-
 def test_conv_depths_mix_block_kinds_in_a_stage():
     model = build("nano_cc", depths=(1, 1, 2, 2), conv_depths=(1, 1, 1, 1))
     kinds = [type(model.get_layer(name)).__name__ for name in model.config.block_names]
@@ -100,28 +80,3 @@ def test_tables_resize_equally_at_run_time_and_loading(interpolation, tmp_path):
     path = tmp_path / "model.safetensors"
     changed = keras_vit.from_pretrained(path, image_size=(96, 128), position_interpolation=other)
     assert np.abs(changed.predict_on_batch(x) - expected).max() > 1e-5
-
-
-def test_coatnet_features_are_the_stages():
-    model = build()
-    randomize(model, np.random.default_rng(0))
-    x = images(2, *model.input_shape[1:])
-    maps = [ops.convert_to_numpy(y) for y in keras_vit.features(model)(x)]
-    assert [y.shape[1:] for y in maps] == [(16, 10, 8), (8, 5, 8), (4, 3, 16), (2, 2, 16)]
-    last = ops.convert_to_numpy(keras_vit.features(model, blocks=(-1,))(x))
-    np.testing.assert_array_equal(last, maps[-1])
-
-
-def test_coatnet_freezing_and_layer_decay():
-    frozen = build(depths=(1, 1, 1, 1))
-    freeze(frozen, blocks=2)
-    assert [frozen.get_layer(name).trainable for name in frozen.config.block_names] == [False, False, True, True]
-    factors = layer_multipliers(frozen, 0.5)
-    names = ("stem_conv", "stage_1_block_01", "stage_4_block_01", "norm", "head")
-    assert [factors[name] for name in names] == [1 / 32, 1 / 16, 1 / 2, 1, 1]
-
-
-def test_coatnet_config_replaces_depths():
-    config = build("rmlp_2_rw_384", layer_scale_init=0.5).config
-    assert config.family == "coatnet" and config.layer_scale_init == 0.5
-    assert config.replace(depths=(1, 2, 1, 1)).conv_depths is None

@@ -100,11 +100,6 @@ def test_state_dict_needs_padding_and_epsilon():
     check_refused("Pass preprocessing=, padding=, batch_norm_epsilon= to from_pretrained", path)
     settings = {"padding": "symmetric", "batch_norm_epsilon": 1e-5, "image_size": (64, 96)}
     model = keras_vit.from_pretrained(path, preprocessing=keras_vit.Preprocessing(), **settings)
-    sizes = {"widths": model.config.widths, "repeats": (1, 1, 1, 1, 1, 2, 1), "num_classes": 5}
-    with pytest.raises(ValueError, match="Pass preprocessing=, padding=, batch_norm_epsilon= "):
-        keras_vit.EfficientNet("B0", weights=path, **sizes)
-    preprocessing = keras_vit.Preprocessing()
-    model = keras_vit.EfficientNet("B0", weights=path, preprocessing=preprocessing, **settings, **sizes)
     io = np.load(GOLDEN_FOLDER / f"{FOLDER}.io.npz")
     np.testing.assert_allclose(outputs(model, io["images"]), io["own/logits"], rtol=1e-4, atol=1e-5)
 
@@ -120,16 +115,6 @@ def test_published_file_name_gives_settings(tmp_path, name, size, padding, mean)
     assert model.config.batch_norm_epsilon == {"same": 1e-3, "symmetric": 1e-5}[padding]
 
 
-def test_file_of_other_padding_is_refused(tmp_path):
-    keras_vit.save_weights(drawn(padding="symmetric"), tmp_path / "model.safetensors", "timm")
-    with pytest.raises(ValueError, match="was trained with padding='symmetric', and model .* padding='same'"):
-        keras_vit.load_weights(build(), tmp_path / "model.safetensors")
-    keras_vit.load_weights(build(), tmp_path / "model.safetensors", allow="padding")
-    given = {"widths": WIDTHS, "repeats": REPEATS, "num_classes": 5, "weights": tmp_path / "model.safetensors"}
-    assert keras_vit.EfficientNet("B0", **given).config.padding == "symmetric"
-    assert keras_vit.EfficientNet("B0", padding="same", **given).config.padding == "same"
-
-
 @pytest.mark.parametrize("changes", [{}, {"padding": "symmetric", "batch_norm_epsilon": 0.01, "num_classes": 0}])
 def test_saved_files_give_same_model(tmp_path, changes):
     model = settle(drawn(preprocessing={"mean": 0.5}, **changes))
@@ -139,10 +124,6 @@ def test_saved_files_give_same_model(tmp_path, changes):
     again = keras_vit.from_pretrained(tmp_path / "model.safetensors")
     assert again.config == model.config
     np.testing.assert_array_equal(outputs(again, x), outputs(model, x))
-    again = build(**changes)
-    report = keras_vit.load_weights(again, tmp_path / "model.weights.h5")
-    assert len(report.loaded) == len(model.weights) and not report.skipped
-    np.testing.assert_array_equal(outputs(again, x), outputs(model, x))
     settings = {"padding": "same", "batch_norm_epsilon": 1e-3, "preprocessing": model.preprocessing, **changes}
     again = keras_vit.from_pretrained(tmp_path / "model.weights.h5", image_size=(33, 48), **settings)
     assert again.config == model.config
@@ -151,9 +132,8 @@ def test_saved_files_give_same_model(tmp_path, changes):
 def test_saved_timm_folder_names_variant(tmp_path):
     own = {"padding": "symmetric", "batch_norm_epsilon": 1e-5, "in_channels": 1}
     for variant, changes, name, args in (
-        ("B1", {}, "tf_efficientnet_b1", {}),
+        ("B1", {"num_classes": 0}, "tf_efficientnet_b1", {}),
         ("B0", own, "efficientnet_b0", {"in_chans": 1}),
-        ("B0", {"num_classes": 0}, "tf_efficientnet_b0", {}),
     ):
         model = keras_vit.EfficientNet(variant, **changes)
         folder = tmp_path / f"{variant}{len(changes)}"
@@ -349,12 +329,3 @@ def test_published_keras_applications_file_is_read(app, tmp_path):
     scaled = (raw_images() / 255 - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
     expected = outputs(theirs, scaled * 255)
     np.testing.assert_allclose(outputs(model, raw_images()), expected, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.long
-def test_from_pretrained_has_the_dropout_of_the_variant(tmp_path):
-    keras_vit.save_weights(keras_vit.EfficientNet("B2", num_classes=2), tmp_path / "model.safetensors", "timm")
-    model = keras_vit.from_pretrained(tmp_path / "model.safetensors")
-    assert model.get_layer("dropout").rate == 0.3
-    model = keras_vit.from_pretrained(tmp_path / "model.safetensors", dropout_rate=0.1)
-    assert model.get_layer("dropout").rate == 0.1

@@ -1,6 +1,5 @@
 import keras
 import numpy as np
-import pytest
 
 import keras_vit
 from tests.models.small import answers, images
@@ -8,12 +7,6 @@ from tests.tiny import build, randomize
 
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_dim": 12, "num_layers": 2, "num_heads": 3, "mlp_dim": 20}
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-REFUSED = [
-    ({"pooling": "gap"}, 'Expected pooling="token"'),
-    ({"representation_size": 8}, "no representation_size"),
-    ({"num_classes": 0, "return_both_heads": True}, "num_classes above 0"),
-    ({"distillation_token": False, "return_both_heads": True}, "Expected distillation_token=True"),
-]
 
 
 def test_distilled_features_are_the_mean_of_both_tokens():
@@ -27,12 +20,6 @@ def test_heads_of_one_initializer_differ():
     model = build(distillation_token=True, head_init=keras.initializers.RandomNormal())
     first, second = (keras.ops.convert_to_numpy(model.get_layer(name).kernel) for name in ("head", "head_dist"))
     assert (first != second).all()
-
-
-@pytest.mark.parametrize("arguments, message", REFUSED)
-def test_distilled_model_refuses_other_heads(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        build(**{"distillation_token": True, **arguments})
 
 
 def test_weights_override_the_familys_training_settings(tmp_path):

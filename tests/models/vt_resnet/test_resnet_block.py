@@ -55,9 +55,3 @@ def test_frozen_block_keeps_its_statistics():
     x = np.random.default_rng(0).normal(loc=3, size=(4, 5, 5, 2)).astype("float32")
     np.testing.assert_array_equal(*(ops.convert_to_numpy(block(x, training=training)) for training in (True, False)))
     assert not ops.convert_to_numpy(block.norms[0].moving_mean).any()
-
-
-def test_initial_kernels_are_he_normal():
-    block = ResNetBlock(64)
-    block.build((None, 8, 8, 32))
-    assert ops.convert_to_numpy(block.convs[0].kernel).std() == pytest.approx(np.sqrt(2 / (9 * 64)), rel=0.02)
