@@ -8,28 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(script, *arguments):
-    """Runs an example in another process, on the backend of this one, and returns its output."""
-    environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
-    command = [sys.executable, str(EXAMPLES / script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @contextlib.contextmanager
-def served(folder, *options):
-    """Yields the address of a model that serve/server.py serves, and the process, which has no Keras."""
+def served(folder):
+    """Yields the address of a model that serve/server.py serves in a process without Keras."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     script = "import sys, runpy; sys.modules.update(keras=None, keras_vit=None); sys.argv.pop(0); "
     script += "runpy.run_path(sys.argv[0], run_name='__main__')"
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(EXAMPLES / "serve" / "server.py"), str(folder), "--port", "0", *options],
+        [sys.executable, "-c", script, str(EXAMPLES / "serve" / "server.py"), str(folder), "--port", "0"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -38,7 +27,7 @@ def served(folder, *options):
     found = re.search(r"http://\S+(?=:predict)", process.stdout.readline())
     assert found, "the server did not start"
     try:
-        yield found[0], process
+        yield found[0]
     finally:
         process.terminate()
         process.wait(timeout=30)
@@ -50,10 +39,3 @@ def load(script):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def last_accuracy(output):
-    """Returns the accuracy on the last line of an example's output."""
-    words = output.strip().splitlines()[-1].split()
-    assert words[:2] == ["test", "accuracy"]
-    return float(words[2])
