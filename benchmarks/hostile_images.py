@@ -28,7 +28,7 @@ from keras_vit.data import Crop
 from keras_vit.export.signatures import STATUSES, ImageReader
 from keras_vit.files import replacing
 from keras_vit.images.files import read_pixels
-from tests import hostile_images
+from tests.hostile_images import by_pillow, chunk, gif, jpeg_scans, jpeg_sequential, long_parts, png, png_text, segment
 
 SIDE, MAX_PIXELS = 5000, 25_000_000
 
@@ -60,9 +60,44 @@ def honest():
     parts = [noise[top::down, left::right] for top, left, down, right in passes]
     # In a PNG, a byte for the filter (0) comes before the pixels of each row.
     rows = [np.pad(part.astype(">u2").view("uint8").reshape(len(part), -1), ((0, 0), (1, 0))) for part in parts]
-    data = hostile_images.chunk(b"IDAT", zlib.compress(b"".join(row.tobytes() for row in rows), 1))
-    found["honest PNG of 16 bits, RGBA, interlaced"] = hostile_images.png(SIDE, SIDE, None, 16, 6, 1, data=data)
+    data = chunk(b"IDAT", zlib.compress(b"".join(row.tobytes() for row in rows), 1))
+    found["honest PNG of 16 bits, RGBA, interlaced"] = png(SIDE, SIDE, None, 16, 6, 1, data=data)
     return found
+
+
+def pictures(side):
+    """Returns {name: bytes} of files that ask for as much work as they can, most of `side` x `side` pixels."""
+    exif, whole = segment(0xE1, b"Exif\0\0" + bytes(65_000)), jpeg_sequential(side, 1)
+    return {
+        "JPEG, 16 empty scans": jpeg_scans(side, 15),
+        "JPEG, 3000 empty scans": jpeg_scans(side, 3000),
+        "JPEG, 3000 empty scans behind comments": jpeg_scans(side, 3000, segment(0xFE, b"\xff\xd9")),
+        "JPEG, 15 scans of color": jpeg_sequential(side, 5),
+        "JPEG, 3000 scans of color": jpeg_sequential(side, 1000),
+        "JPEG, 15 arithmetic scans": jpeg_sequential(side, 5, start=0xC9),
+        "JPEG, 50 full EXIF segments": whole[:2] + exif * 50 + whole[2:],
+        "JPEG, 250,000 comments": whole[:2] + segment(0xFE, b"") * 250_000 + whole[2:],
+        "PNG": png(side, side),
+        "PNG of 16 bits, RGBA": png(side, side, depth=16, color=6),
+        "PNG of 16 bits, RGBA, interlaced": png(side, side, depth=16, color=6, interlace=1),
+        "PNG of a row less": png(side, side, rows=side - 1),
+        "PNG, one pixel wide": png(1, side * 3),
+        "PNG, 8 texts of 8 MB": png_text(b"zTXt", 8),
+        "PNG, 100 texts of 8 MB": png_text(b"zTXt", 100),
+        "PNG, 100 profiles of 8 MB": png_text(b"iCCP", 100),
+        "PNG, 80,000 chunks": png(8, 8, before=chunk(b"abCd", b"") * 80_000),
+        "PNG, 80,000 empty data chunks": png(8, 8, data=chunk(b"IDAT", b"") * 80_000),
+        "PNG of 16384 x 16384": png(16384, 16384, rows=1),
+        "GIF": gif(1, (side, side), (side, side)),
+        "GIF, 50 frames": gif(50, (side, side), (side, side)),
+        "GIF, frame beyond its screen": gif(1, (8, 8), (8192, 8192)),
+        "WebP": by_pillow(side, "WEBP", lossless=True),
+        "WebP, 20 frames": by_pillow(side, "WEBP", frames=20),
+        "TIFF": by_pillow(side, "TIFF", compression="tiff_deflate"),
+        "JPEG 2000": by_pillow(side, "JPEG2000"),
+        "BMP of no pixels": by_pillow(side, "BMP")[:54],
+        **long_parts(),
+    }
 
 
 def entrances():
@@ -96,9 +131,9 @@ def milliseconds(function, data):
 def main():
     ways, rows = entrances(), []
     for function in ways.values():
-        for data in hostile_images.pictures(16).values():
+        for data in pictures(16).values():
             milliseconds(function, data)
-    for name, data in [*honest().items(), *hostile_images.pictures(SIDE).items()]:
+    for name, data in [*honest().items(), *pictures(SIDE).items()]:
         times = {way: milliseconds(function, data) for way, function in ways.items()}
         rows.append({"file": name, "bytes": len(data), **{way: list(found) for way, found in times.items()}})
     honest_rows = [row for row in rows if row["file"].startswith("honest")]

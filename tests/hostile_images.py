@@ -98,7 +98,7 @@ def tiff(tags, size, held):
 
 def long_parts():
     """Returns {name: bytes} of small files with a part that is longer than the rest of the file."""
-    jpeg, webp, still = jpeg_sequential(8, 1), _by_pillow(8, "WEBP"), gif(1, (8, 8), (8, 8))
+    jpeg, webp, still = jpeg_sequential(8, 1), by_pillow(8, "WEBP"), gif(1, (8, 8), (8, 8))
     found = {f"PNG, {kind.decode()} of 2 GB": long_chunk(kind) for kind in CHUNKS}
     return found | {
         "JPEG, comment of 65 kB": jpeg[:2] + b"\xff\xfe\xff\xff" + jpeg[2:],
@@ -110,42 +110,8 @@ def long_parts():
     }
 
 
-def pictures(side):
-    """Returns {name: bytes} of files that ask for as much work as they can, most of `side` x `side` pixels."""
-    exif, whole = segment(0xE1, b"Exif\0\0" + bytes(65_000)), jpeg_sequential(side, 1)
-    return {
-        "JPEG, 16 empty scans": jpeg_scans(side, 15),
-        "JPEG, 3000 empty scans": jpeg_scans(side, 3000),
-        "JPEG, 3000 empty scans behind comments": jpeg_scans(side, 3000, segment(0xFE, b"\xff\xd9")),
-        "JPEG, 15 scans of color": jpeg_sequential(side, 5),
-        "JPEG, 3000 scans of color": jpeg_sequential(side, 1000),
-        "JPEG, 15 arithmetic scans": jpeg_sequential(side, 5, start=0xC9),
-        "JPEG, 50 full EXIF segments": whole[:2] + exif * 50 + whole[2:],
-        "JPEG, 250,000 comments": whole[:2] + segment(0xFE, b"") * 250_000 + whole[2:],
-        "PNG": png(side, side),
-        "PNG of 16 bits, RGBA": png(side, side, depth=16, color=6),
-        "PNG of 16 bits, RGBA, interlaced": png(side, side, depth=16, color=6, interlace=1),
-        "PNG of a row less": png(side, side, rows=side - 1),
-        "PNG, one pixel wide": png(1, side * 3),
-        "PNG, 8 texts of 8 MB": png_text(b"zTXt", 8),
-        "PNG, 100 texts of 8 MB": png_text(b"zTXt", 100),
-        "PNG, 100 profiles of 8 MB": png_text(b"iCCP", 100),
-        "PNG, 80,000 chunks": png(8, 8, before=chunk(b"abCd", b"") * 80_000),
-        "PNG, 80,000 empty data chunks": png(8, 8, data=chunk(b"IDAT", b"") * 80_000),
-        "PNG of 16384 x 16384": png(16384, 16384, rows=1),
-        "GIF": gif(1, (side, side), (side, side)),
-        "GIF, 50 frames": gif(50, (side, side), (side, side)),
-        "GIF, frame beyond its screen": gif(1, (8, 8), (8192, 8192)),
-        "WebP": _by_pillow(side, "WEBP", lossless=True),
-        "WebP, 20 frames": _by_pillow(side, "WEBP", frames=20),
-        "TIFF": _by_pillow(side, "TIFF", compression="tiff_deflate"),
-        "JPEG 2000": _by_pillow(side, "JPEG2000"),
-        "BMP of no pixels": _by_pillow(side, "BMP")[:54],
-        **long_parts(),
-    }
-
-
-def _by_pillow(side, kind, frames=1, **options):
+def by_pillow(side, kind, frames=1, **options):
+    """A black picture, which may have several frames."""
     file, black = io.BytesIO(), Image.new("RGB", (side, side))
     more = {"save_all": True, "append_images": [black] * (frames - 1)} if frames > 1 else {}
     black.save(file, kind, **more, **options)

@@ -41,14 +41,6 @@ def test_read_pixels_from_path_or_bytes_matches_pillow(tmp_path):
     refuses("1, 3 or 4 channels. Received: 2", read_pixels, file, channels=2)
 
 
-def test_images_of_16_bits_keep_their_upper_byte():
-    file = io.BytesIO()
-    Image.fromarray(np.array([[0, 257, 65535]], "uint16")).save(file, "PNG")
-    for channels in (1, 3):
-        assert read_pixels(file.getvalue(), channels)[0, :, 0].tolist() == [0, 1, 255]
-    assert read_pixels(b"P5 3 1 65535\n\0\0\1\1\xff\xff", 1).tolist() == [[[0], [1], [255]]]
-
-
 def test_pixels_of_unknown_range_are_refused():
     def tiff(values, dtype):
         file = io.BytesIO()
@@ -101,7 +93,6 @@ HOSTILE = {
     "more than Pillow allows": (hostile_images.png(16384, 16384, rows=1), "decompression bomb"),
     "frame beyond its screen": (hostile_images.gif(1, (8, 8), (400, 400)), ""),
     "truncated": (encoded()[:-200], "truncated"),
-    "empty": (b"", ""),
     "PostScript": (encoded(kind="EPS"), ""),
 }
 
@@ -153,15 +144,3 @@ def test_rows_of_a_long_chunk_are_counted(level):
     )
     np.testing.assert_array_equal(read_pixels(whole), rows[:, 1:].reshape(300, 300, 3))
     refuses("fewer rows", read_pixels, short)
-
-
-def test_small_hostile_files_are_read_or_refused():
-    read = set()
-    for name, data in hostile_images.pictures(64).items():
-        try:
-            read_pixels(data, max_pixels=64 * 64)
-            read.add(name)
-        except ValueError as error:
-            assert "Cannot read" in str(error)
-    assert {"JPEG, 16 empty scans", "PNG of 16 bits, RGBA, interlaced", "GIF, 50 frames", "TIFF"} < read
-    assert not any("3000" in name or "100" in name or "250,000" in name for name in read)
