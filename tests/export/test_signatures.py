@@ -23,6 +23,7 @@ pytest.importorskip("tensorflow", reason="SavedModels are written by TensorFlow"
 NAMES = ["ant", "bee", "cat", "dog", "emu"]
 # Each kind has the size that files are resized to, and the part of that size that the patches cover.
 ATTENTIVE = {"remainder": ((18, 15), (16 / 18, 0.8)), "own_head": ((16, 16), (1, 1)), "any_size": ((12, 20), (1, 1))}
+ATTENTIVE |= {"hybrid": ((32, 32), (1, 1)), "rotary_map": ((16, 16), (1, 1))}
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -65,6 +66,8 @@ LOGITS = "outputs float32 (None, 5)"
 MAPS = ", ".join(f"patch_map_{i} float32 (None, 4, 4, 12)" for i in (0, 1))
 ANY_SIZE = {"image_size": (None, None), "grid_size": (4, 4), "pooling": "gap"}
 LIMITS = {"image_size": (12, 20), "max_input_pixels": 32 * 32, "attention": True}
+HYBRID = {"stages": (1, 1), "width_factor": 0.5, "patch_size": 1, "image_size": 32}
+ROTARY_MAP = {"pooling": "map", "num_registers": 1, "position_embedding": "none", "rotary_embedding": "eva02"}
 REMAINDER = {"image_size": (18, 15), "preprocessing": {"crop_fraction": 0.8}, "num_registers": 2}
 GRAY = {"in_channels": 1, "include_preprocessing": True, "class_names": NAMES}
 MULTI_LABEL = {"postprocess": "multi_label", "top": 1}
@@ -77,11 +80,12 @@ KINDS = {
     "features": kind(lambda: keras_vit.features(build(), blocks=(0, 1), format="map"), MAPS),
     "gray_multi_label": kind(lambda: build(**GRAY), top(1, 5), "16, 16, 1", **MULTI_LABEL),
     "five_channels_bfloat16": kind(lambda: build(in_channels=5, dtype="mixed_bfloat16"), LOGITS, "16, 16, 5"),
-    "hybrid": kind(lambda: build(stages=(1, 1), width_factor=0.5, patch_size=1, image_size=32), LOGITS, "32, 32, 3"),
+    "hybrid": kind(lambda: build(**HYBRID), LOGITS, "32, 32, 3", attention=True),
+    "rotary_map": kind(lambda: build(**ROTARY_MAP), LOGITS, attention=True),
     "token_merging": kind(lambda: build(token_merging=3, pooling="gap", num_registers=1), LOGITS),
 }
 # JAX and PyTorch export in a child process, which takes seconds. These kinds add no branch of the export.
-MARKS = dict.fromkeys(("headless", "hybrid", "token_merging"), pytest.mark.long)
+MARKS = dict.fromkeys(("headless", "hybrid", "rotary_map", "token_merging"), pytest.mark.long)
 MARKS["own_head"] = pytest.mark.long_elsewhere
 
 
@@ -159,22 +163,6 @@ def test_rescaling_before_model_needs_normalization(tmp_path):
     answer = tf.saved_model.load(tmp_path / "1").signatures["serving_uint8"](images=tf.constant(images))
     expected = ops.convert_to_numpy(model(images.astype("float32"), training=False))
     np.testing.assert_allclose(answer["outputs"], expected, atol=1e-5, rtol=0)
-
-
-class Wrapped(keras.Model):
-    """A subclassed model, which has no graph."""
-
-    def __init__(self, vit, **kwargs):
-        super().__init__(**kwargs)
-        self.vit = vit
-
-    def call(self, images):
-        return self.vit(images / 127.5 - 1)
-
-
-def test_custom_class_before_model_needs_normalization(tmp_path):
-    model = keras.Sequential([keras.Input((16, 16, 3)), Wrapped(build())])
-    refuses("a custom class.*normalization=", export.saved_model, model, tmp_path / "1")
 
 
 @kinds(ATTENTIVE)

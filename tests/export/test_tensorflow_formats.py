@@ -130,19 +130,6 @@ def test_static_int8_leaves_dense_layer_with_outliers_in_float(tmp_path, monkeyp
     assert "block_00" in in_float.get_friendly_name() and in_float.input_value(0).get_partial_shape()[-1] == 192
 
 
-@pytest.mark.long
-def test_static_int8_heads_that_share_an_output_as_input(tmp_path):
-    pytest.importorskip("nncf")
-    vit = tiny.build(**WIDE, num_classes=0, pooling="map")
-    heads = [keras.layers.Dense(2, name=name)(vit.output) for name in ("second", "first")]
-    model = keras.Model(vit.input, [vit.output, *heads])
-    images = images_alone(4)
-    report = export.openvino(model, tmp_path / "vit.xml", precision="int8_static", images=images)
-    assert report["change"]["num_images"] == 4
-    answer = compiled(tmp_path / "vit.xml")(images)
-    assert [answer[name].shape for name in ("second", "first")] == [(4, 2), (4, 2)]
-
-
 def test_precision_beyond_format_or_images_raises(tmp_path):
     for write, name, precision, message in (
         (export.openvino, "vit.xml", "int8_static", "Expected `images` for the calibration of precision='int8_static'"),

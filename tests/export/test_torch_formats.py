@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 
-import keras_vit
 from keras_vit import export
 from keras_vit.export.parity import model_outputs
 from tests import tiny
@@ -133,26 +132,6 @@ def test_torch_module_follows_weights_of_model(changes):
         np.testing.assert_allclose(outputs, expected, atol=0.05 if "dtype" in changes else 1e-5)
         torch.testing.assert_close(compiled, outputs)
         tiny.randomize(model, seed=count, scale=0.1)
-
-
-def test_torch_module_omits_conversions_without_effect():
-    nodes = list(export.torch_module(tiny.build(num_layers=1)).program.graph.nodes)
-    # The products are the patches, the queries, keys and values, the attention's output, and two of the MLP.
-    assert [str(node.target) for node in nodes].count("aten.linear.default") == 5
-    assert not [node for node in nodes if str(node.target).startswith(("aten.to.", "aten._to_copy"))]
-    # Only the user's images are checked.
-    assert {node.args[0].name for node in nodes if "_assert_tensor_metadata" in str(node.target)} == {"images"}
-    # A conversion to another type remains.
-    mixed = export.torch_module(tiny.build(num_layers=1, dtype="mixed_bfloat16"))
-    assert any("_to_copy" in str(node.target) for node in mixed.program.graph.nodes)
-    assert mixed(torch.zeros(1, 16, 16, 3)).shape == (1, 5)
-
-
-def test_torch_module_of_several_outputs_returns_tuple():
-    model = keras_vit.features(tiny.build(), blocks=(0, 1))
-    outputs = export.torch_module(model)(torch.zeros(2, 16, 16, 3))
-    expected = keras.tree.flatten(model(np.zeros((2, 16, 16, 3))))
-    assert [tuple(y.shape) for y in outputs] == [tuple(y.shape) for y in expected]
 
 
 def test_torch_module_keeps_conversion_that_copies():
