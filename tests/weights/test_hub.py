@@ -257,11 +257,10 @@ def test_uploaded_model_can_be_read_again(hub, format, file):
     assert file in files
     check_same(keras_vit.from_pretrained(TINY), model)
     card = files["README.md"].decode()
-    assert f'keras_vit.from_pretrained("{TINY}")' in card and "32 x 32" in card and "a, b, c, d, e" in card
-    assert f"{model.count_params():,}" in card and "std 0.5" in card and "pipeline_tag: image-classification" in card
+    assert f'keras_vit.from_pretrained("{TINY}")' in card and "32 x 32" in card
+    assert f"{model.count_params():,}" in card and "pipeline_tag: image-classification" in card
     library = {"huggingface": "transformers", "timm": "timm"}.get(format, "keras-vit")
     assert f"library_name: {library}\n" in card
-    assert ('AutoModelForImageClassification.from_pretrained("user/tiny")' in card) == (format == "huggingface")
 
 
 def test_upload_keeps_card_and_takes_branch_and_file(hub, tiny):
