@@ -13,14 +13,6 @@ from keras_vit.weights.overwrite import free, overwrite
 from keras_vit.weights.report import NO_WEIGHTS, LoadReport, WeightsMismatchError
 from keras_vit.weights.tokens import PREFIX_TOKENS, REGISTERS, rows_of_tokens, weights_by_path
 
-_INTERPOLATION_NAMES = {
-    "linear": "linear, end points aligned",
-    "bicubic": "bicubic",
-    "bicubic_antialias": "bicubic, antialiased",
-    "bicubic_offset": "bicubic, with the scale old / (new + 0.1)",
-    "bilinear": "bilinear",
-    "geometric": "linear, between distances in a geometric progression",
-}
 _POSITIONS = "position_embedding/embeddings"
 # The largest side of resized patches and grids. Resizing needs memory proportional to the square of a side.
 _LARGEST_SIDE = 1024
@@ -271,9 +263,7 @@ class Plan:
                 missing = np.zeros((1, max(num_here - num_there, 0), shape[-1]), "float32")
                 prefix = np.concatenate([prefix[:, :num_here], missing], axis=1)
         if there != here:
-            self.report.resized[weight] = (
-                f"{_change(there, here)} ({_INTERPOLATION_NAMES[self.position_interpolation]})"
-            )
+            self.report.resized[weight] = f"{_change(there, here)} ({self.position_interpolation})"
             patches = resize.resize_positions(patches.reshape(*there, -1), *here, self.position_interpolation)
         return np.concatenate([prefix, patches.reshape(1, -1, shape[-1])], axis=1)
 
@@ -281,7 +271,7 @@ class Plan:
         there, here = self.there.tables.get(weight), self.here.tables[weight]
         if there in (None, here):
             return table
-        self.report.resized[weight] = f"{_change(there, here)} ({_INTERPOLATION_NAMES[self.position_interpolation]})"
+        self.report.resized[weight] = f"{_change(there, here)} ({self.position_interpolation})"
         old, new = ([2 * side - 1 for side in grid] for grid in (there, here))
         return resize.resize_positions(table.reshape(*old, -1), *new, self.position_interpolation).reshape(shape)
 
