@@ -79,7 +79,7 @@ def from_pretrained(
     >>> model = keras_vit.from_pretrained("hf://google/vit-base-patch16-224")  # doctest: +SKIP
     """
     arguments.names("skip", skip)
-    row = zoo.find(os.fspath(arguments.path("path", path)))
+    row = zoo.ROWS.get(os.fspath(arguments.path("path", path)))
     local = _local_path(path, row)
     given = {**kwargs, "image_size": image_size, "num_classes": num_classes}
     opened = open_file(local, sha256)
@@ -114,7 +114,7 @@ def load_variant(family, variant, weights, given, options, defaults, function=No
     user's arguments), the file, `defaults`.
     """
     architecture = function or (architecture_name(variant) if family.name == "vit" else f"{family.builder}{variant}")
-    row = zoo.find(f"{architecture}.{weights}") or zoo.find(os.fspath(weights))
+    row = zoo.ROWS.get(f"{architecture}.{weights}") or zoo.ROWS.get(os.fspath(weights))
     there, file = identify(open_file(zoo.local_path(weights, architecture)), row and row.source)
     if there is not family:
         expected = f"weights of a {family.builder} for keras_vit.{function or family.builder}"

@@ -63,14 +63,9 @@ def table(rows, columns=("name", "params", "resolution", "classes", "top-1", "li
     return text_table(columns, [[value(row) for value in values] for row in rows], decimals=2, missing="-")
 
 
-def find(name):
-    """Returns the PublishedCheckpoint by its full name, such as "ViTB16.imagenet21k", or None."""
-    return ROWS.get(name)
-
-
 def resolve(architecture, tag):
     """Returns the PublishedCheckpoint with this builder name and tag; raises ValueError for an unknown tag."""
-    row = find(f"{architecture}.{tag}")
+    row = ROWS.get(f"{architecture}.{tag}")
     if row is not None:
         return row
     tags = [row.tag for row in ROWS.values() if row.architecture == architecture]
@@ -86,11 +81,11 @@ def local_path(weights, architecture):
     Missing files of a hub or a tag are downloaded.
     """
     path = hub.local_path(os.fspath(weights))
-    row = find(f"{architecture}.{path}")
+    row = ROWS.get(f"{architecture}.{path}")
     if row is None and os.path.exists(path):
         return path
     is_path = os.path.basename(path) != path or os.path.splitext(path)[1] or not isinstance(weights, str)
-    if row is None and is_path and find(path) is None:
+    if row is None and is_path and ROWS.get(path) is None:
         raise FileNotFoundError(f"Expected a file or folder of weights. Received: {describe_path(path)}.")
     return fetch(row or resolve(architecture, path))
 

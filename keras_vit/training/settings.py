@@ -15,7 +15,7 @@ from keras_vit import arguments
 from keras_vit.models.catalog import FAMILIES
 from keras_vit.models.family import build as build_variant
 from keras_vit.models.pretrained import from_pretrained
-from keras_vit.models.zoo import find
+from keras_vit.models.zoo import ROWS
 from keras_vit.training.optimizers import DECAYS, SGD, AdamW, LayerDecay, WarmupDecay
 from keras_vit.training.trainable import enable_lora, freeze
 from keras_vit.weights.hub import is_name
@@ -244,7 +244,7 @@ def build(recipe, num_classes, weights=None, class_names=None):
     task = "multi_label" if recipe.loss == "sigmoid" else "single_label"
     given = {"image_size": recipe.image_size, "num_classes": num_classes, "class_names": class_names or None}
     given |= {"task": task, "include_preprocessing": True, "dtype": recipe.dtype, **recipe.model}
-    if weights is not None and (os.path.exists(weights) or is_name(weights) or find(weights) is not None):
+    if weights is not None and (os.path.exists(weights) or is_name(weights) or weights in ROWS):
         # The checkpoint determines the architecture, and `recipe.variant` is not used.
         model = from_pretrained(weights, **given)
     else:

@@ -23,8 +23,8 @@ GOOGLE = "https://storage.googleapis.com"
 AUGREG = f"{GOOGLE}/vit_models/augreg"
 META = "https://dl.fbaipublicfiles.com"
 ROWS = zoo.list_weights()
-B16 = zoo.find("ViTB16.imagenet21k")
-TI16 = zoo.find("ViTTi16.augreg_imagenet2012")
+B16 = zoo.ROWS.get("ViTB16.imagenet21k")
+TI16 = zoo.ROWS.get("ViTTi16.augreg_imagenet2012")
 ROW_HAS_PUBLISHED_ADDRESS = [
     ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
     ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
@@ -106,7 +106,7 @@ def check_row(row):
     """Checks that the fields of a row agree with each other and with those of its source."""
     assert callable(getattr(keras_vit, row.architecture))
     assert row.name == f"{row.architecture}.{row.tag}"
-    assert zoo.find(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
+    assert zoo.ROWS.get(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
     assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
     assert re.fullmatch(r"[\w.+-]+\.(npz|pth|safetensors)", row.filename)
     assert row.filename.endswith(row.url.replace("%2B", "+").rpartition("/")[2])
@@ -131,15 +131,15 @@ def test_rows_are_unique_and_consistent():
     assert len({row.filename.lower() for row in ROWS}) == len(ROWS)
     # The name of a file starts with its folder if several files have that name.
     assert B16.filename == "imagenet21k-ViT-B_16.npz"
-    assert zoo.find("ViTB16.sam_imagenet2012").filename == "sam-ViT-B_16.npz"
-    assert zoo.find("ViTB16.imagenet2012").filename == "ViT-B_16-224.npz"
+    assert zoo.ROWS.get("ViTB16.sam_imagenet2012").filename == "sam-ViT-B_16.npz"
+    assert zoo.ROWS.get("ViTB16.imagenet2012").filename == "ViT-B_16-224.npz"
     for row in ROWS:
         check_row(row)
 
 
 @pytest.mark.parametrize("name, url", ROW_HAS_PUBLISHED_ADDRESS)
 def test_row_has_published_address(name, url):
-    assert zoo.find(name).url == url
+    assert zoo.ROWS.get(name).url == url
 
 
 def test_list_weights_filters_and_returns_copies():
@@ -149,7 +149,7 @@ def test_list_weights_filters_and_returns_copies():
     zoo.list_weights().clear()
     assert len(zoo.list_weights()) == len(ROWS)
     # Google has not published these files.
-    assert zoo.find("ViTH14.imagenet2012_384") is None
+    assert zoo.ROWS.get("ViTH14.imagenet2012_384") is None
     assert not [row for row in ROWS if "gsam" in row.url]
 
 
@@ -163,12 +163,12 @@ def test_table_is_aligned_and_columns_are_chosen():
     assert len(zoo.table([]).splitlines()) == 1
     assert {row.tag for row in zoo.containing("dino")} == {"dino", "lvd142m", "lvd142m_reg4"}
     assert zoo.containing("") == ROWS
-    row = zoo.find("DeiTB16.imagenet2012")
+    row = zoo.ROWS.get("DeiTB16.imagenet2012")
     assert zoo.table([row], ("params", "sha256")).splitlines()[1].split() == ["87M", "b5f2ef4d"]
     refuses("`columns`. Expected one of 'name', .*'url'. Received: 'size'", zoo.table, [row], ("size",))
     names = ("DeiTTi16.imagenet2012", "DINOv2S14.lvd142m", "DeiTB16Distilled.imagenet2012_384", "CLIPB32.openai")
     for name, millions in zip(names, (5.717, 22.056, 87.630, 87.849), strict=True):
-        assert zoo._parameters(zoo.find(name)) == pytest.approx(millions * 1e6, rel=1e-3)
+        assert zoo._parameters(zoo.ROWS.get(name)) == pytest.approx(millions * 1e6, rel=1e-3)
 
 
 def test_unknown_tag_path_or_whole_name_is_refused(tmp_path, monkeypatch):
@@ -215,7 +215,7 @@ def test_other_file_in_its_place_is_refused_unpinned(named, home, offline):
 
 
 def test_published_hash_is_checked_in_named_folder(named, home, offline):
-    row = zoo.find("DeiTTi16.imagenet2012")
+    row = zoo.ROWS.get("DeiTTi16.imagenet2012")
     path = put(named / row.filename, "weights")
     check_not_fetched("with the SHA-256 a1311bcf, which is in the published name", row)
     assert path.exists() and not list(home.iterdir())
@@ -228,7 +228,7 @@ def test_published_hash_is_checked_in_named_folder(named, home, offline):
 def test_files_of_other_families_are_checked_by_size(home, offline, name, monkeypatch):
     # Zeros expand far more than real weights.
     monkeypatch.setattr("keras_vit.weights.read.bounds.FACTOR", 1000)
-    row = zoo.find(name)
+    row = zoo.ROWS.get(name)
     put(home / row.filename).write_bytes(archive(row))
     assert zoo.fetch(row) == str(home / row.filename)
 

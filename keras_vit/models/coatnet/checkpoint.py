@@ -54,7 +54,7 @@ def config_of(path, name, args):
 
 def timm_architecture(config):
     """Returns (name of timm's architecture, `model_args`) for a config, as `Family.timm` describes."""
-    size = config.image_size if None not in config.image_size else config.table_image_size or (DEFAULT_IMAGE_SIZE,) * 2
+    size = config.table_size
     # timm cannot use a side that is not a multiple of the total stride, because the residual branch and the shortcut of
     # a block would have different sizes.
     fits = None in config.image_size or not any(side % 2 ** (len(config.depths) + 1) for side in size)

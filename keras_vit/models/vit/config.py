@@ -248,8 +248,6 @@ class ViTConfig(ModelConfig):
         image_size = (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE) if self.any_size else self.image_size
         return arguments.grid_size(image_size, self.patch_size, self.stride)
 
-    table_size = grid
-
     @property
     def has_positions_in_blocks(self):
         """True if the blocks have relative or rotary positions, and so need all patches in order."""

@@ -62,9 +62,4 @@ class VTResNetConfig(ModelConfig):
     def block_names(self):
         """The names of the residual units and VT modules, in order."""
         units = [f"stage_{s}_unit_{u:02d}" for s, count in enumerate(self.stages, 1) for u in range(1, count + 1)]
-        return units + self.module_names
-
-    @property
-    def module_names(self):
-        """The names of the VT modules, in order."""
-        return [f"vt_{i}" for i in range(1, self.num_modules + 1)]
+        return units + [f"vt_{i}" for i in range(1, self.num_modules + 1)]
