@@ -44,28 +44,26 @@ from keras_vit import (
     weights,
 )
 from keras_vit.config import Preprocessing, config_of
-from keras_vit.models import (
-    BiT,
-    CoAtNet,
-    EfficientNet,
-    ViT,
-    VTResNet,
-    fold_preprocessing,
-    from_pretrained,
-    list_weights,
-    load_weights,
-    save_weights,
-)
 from keras_vit.models import builders as _builders
 from keras_vit.models.bit.config import BiTConfig
+from keras_vit.models.bit.model import BiT
 
 # The builders: ViTB16, DeiTB16, DINOv3B16, CLIPB16, SigLIPB16, R50ViTB16, BiTR50x1, CoAtNet0, EfficientNetB0, ...
 from keras_vit.models.builders import *  # noqa: F403
 from keras_vit.models.coatnet.config import CoAtNetConfig
+from keras_vit.models.coatnet.model import CoAtNet
 from keras_vit.models.efficientnet.config import EfficientNetConfig
+from keras_vit.models.efficientnet.model import EfficientNet
+from keras_vit.models.folding import fold_preprocessing
+from keras_vit.models.loading import load_weights
+from keras_vit.models.pretrained import from_pretrained
 from keras_vit.models.profile import paper_table, profile
+from keras_vit.models.saving import save_weights
 from keras_vit.models.vit.config import ViTConfig
+from keras_vit.models.vit.model import ViT
 from keras_vit.models.vt_resnet.config import VTResNetConfig
+from keras_vit.models.vt_resnet.model import VTResNet
+from keras_vit.models.zoo import list_weights
 from keras_vit.prediction import decode_predictions, features, predict_images, preprocess_input, read_image
 from keras_vit.version import __version__
 from keras_vit.weights import LoadReport

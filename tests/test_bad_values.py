@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import data, models, pretraining, semi_supervised, training
+from keras_vit import data, pretraining, semi_supervised, training
+from keras_vit.models import builders
 from tests.tiny import TINY, build
 
 pytest.importorskip("tensorflow", reason="the datasets are tf.data")
@@ -116,7 +117,7 @@ NOT_CALLED |= dict.fromkeys(("ParityError", "WeightsMismatchError"), "an error")
 NOT_CALLED |= dict.fromkeys(("ReduceMetrics", "num_processes", "process_id"), "it has no arguments")
 NOT_CALLED["FamilyModel"] = "builders call it"
 # The named builders have the arguments of their family.
-NOT_CALLED |= dict.fromkeys(models.builders.__all__, "it calls the builder of its family")
+NOT_CALLED |= dict.fromkeys(builders.__all__, "it calls the builder of its family")
 # All arguments of these may be None, which stands for the default.
 BUILDERS = ("BiT", "CoAtNet", "EfficientNet", "VTResNet", "ViT")
 
