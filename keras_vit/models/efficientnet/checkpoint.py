@@ -139,17 +139,10 @@ def _noisy_student(file):
 
 def _sizes(file):
     """Returns the config fields (widths, repeats) from the shapes in a file; 0 stands for a missing weight."""
-    weights = file.weights
-
-    def width(layer):
-        shape = weights.get(f"{layer}/kernel", ())
-        return shape[3] if len(shape) == 4 else 0
-
-    layers = {weight.split("/")[0] for weight in weights}
-    numbers = range(1, len(STAGES) + 1)
-    stages = [f"stage_{number}_block_" for number in numbers]
-    widths = [width(layer) for layer in ("stem_conv", *(f"{stage}01/project_conv" for stage in stages), "top_conv")]
-    return tuple(widths), tuple(sum(layer.startswith(stage) for layer in layers) for stage in stages)
+    stages = [f"stage_{number}_block_" for number in range(1, len(STAGES) + 1)]
+    layers = ("stem_conv", *(f"{stage}01/project_conv" for stage in stages), "top_conv")
+    widths = [file.size(f"{layer}/kernel", 4, 3) or 0 for layer in layers]
+    return tuple(widths), tuple(sum(layer.startswith(stage) for layer in file.layers) for stage in stages)
 
 
 def _unsupported(file, what, expected):
