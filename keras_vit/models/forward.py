@@ -20,13 +20,9 @@ def follow_jit_compile(model, jit_compile):
 
 
 def set_compiled(model, compiled=True):
-    """Compiles those forward passes of a model and its nested models that use layers of this package.
+    """Compiles the forward passes that use layers of this package, or makes them eager again.
 
-    `compiled=False` makes the forward passes eager again.
-
-    Raises:
-        ValueError: If `compiled` is True and the model has no layers of this package.
-        RuntimeError: If `compiled` is True and PyTorch cannot compile on the device of the model.
+    Nested models are included. Raises RuntimeError if PyTorch cannot compile on the device of the model.
     """
     passes = list(_forward_passes(model))
     if compiled and not passes:

@@ -33,11 +33,6 @@ class Positions(NamedTuple):
 class Found:
     """The config fields of a checkpoint. Each field has a value with its origin, or a reason why it is unknown.
 
-    Args:
-        path: Path of the checkpoint, for errors.
-
-    Example:
-
     >>> found = Found("model.pth")
     >>> found.put(STATED, num_layers=12)
     >>> found.leave("such files do not contain it", "num_heads")
