@@ -52,8 +52,8 @@ def read_config(file, grid_size=None, published=None):
             f"Expected a file of keras_vit 0.2 or newer. Received: {file.path!r}, which keras_vit 0.1 wrote. Load it "
             "with keras_vit 0.2, and save it again."
         )
-    readers = {source.name: read for source, read in FAMILIES[file.source.family].sources.items()}
-    found = {**readers, "keras_model": saved.read_config}[file.source.name](file, grid_size)
+    read = saved.read_config if file.container == "keras" else FAMILIES[file.source.family].read_config
+    found = read(file, grid_size)
     if "position_embedding/embeddings" in file.weights and "position_interpolation" not in found.values:
         found.put(f"{DEFAULT} {file.source.name}", position_interpolation=found.position_interpolation)
     if published is not None:

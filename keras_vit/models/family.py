@@ -172,8 +172,9 @@ class Family:
             change the inference of a trained model.
         builder: Name of the family's builder, such as "ViT".
         above: Names of the layers between the last block and the head.
-        sources: Dict from each `Source` of checkpoints to its function `read_config(file, grid_size)`, which returns a
-            `Found`.
+        sources: The `Source`s of checkpoints. If several sources fit a file, the first one is used.
+        read_config: Function `read_config(file, grid_size)` that returns the `Found` of a checkpoint. Only ViTs use
+            `grid_size`, the (rows, columns) of the file's position embeddings.
         recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file with these keys,
             this format and these metadata, or None. If this function returns None, the `recognises` methods of
             `sources` are called.
@@ -195,7 +196,8 @@ class Family:
     connect: Callable
     builder: str
     above: tuple[str, ...]
-    sources: Mapping = dataclasses.field(default_factory=dict)
+    sources: tuple = ()
+    read_config: Callable | None = None
     recognise: Callable = lambda keys, container, facts: None
     refused_h5: str = "(?!)"
     settings: tuple[str, ...] = ()

@@ -76,7 +76,8 @@ TOY = Family(
     connect=connect,
     builder="Toy",
     above=("pooling",),
-    sources={TORCH: read_config},
+    sources=(TORCH,),
+    read_config=read_config,
     settings=("activation",),
     formats={"timm": TORCH},
 )

@@ -17,7 +17,7 @@ _TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
 def read_config(file, grid_size=None):
-    """Returns the config fields of a `CanonicalFile` as a `Found`; ignores `grid_size`, since a BiT has no grid."""
+    """Returns the config fields of a `CanonicalFile` as a `Found`."""
     found, source = begin(file, "root_conv/kernel"), file.source
     stated = {**file.config, **timm_config.model_args(file)}
     for setting, value in source.config.items():

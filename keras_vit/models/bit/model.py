@@ -32,10 +32,8 @@ BIT = Family(
     connect=connect,
     builder="BiT",
     above=("norm", "relu", "pooling"),
-    sources=dict.fromkeys(
-        (names.BIT, names.TIMM_BIT, names.HUGGINGFACE_BIT, keras_source("bit", "stage_1_unit_01")),
-        checkpoint.read_config,
-    ),
+    sources=(names.BIT, names.TIMM_BIT, names.HUGGINGFACE_BIT, keras_source("bit", "stage_1_unit_01")),
+    read_config=checkpoint.read_config,
     recognise=names.recognise,
     settings=("resnet_epsilons", "pool_padding"),
     formats={"npz": names.BIT, "timm": names.TIMM_BIT, "huggingface": names.HUGGINGFACE_BIT},

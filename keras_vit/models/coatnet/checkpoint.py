@@ -127,10 +127,7 @@ def _architecture(config):
 
 
 def read_config(file, grid_size=None):
-    """Returns a `Found` with the config fields of a `CanonicalFile` and the grids of its position tables.
-
-    `grid_size` has no effect, because only the ViT family uses it.
-    """
+    """Returns a `Found` with the config fields of a `CanonicalFile` and the grids of its position tables."""
     found = begin(file, "stem_conv/kernel")
     if "config" in file.own:
         read_record(file, found)

@@ -47,7 +47,8 @@ COATNET = Family(
     connect=connect,
     builder="CoAtNet",
     above=("norm", "pooling", "pre_logits", "pre_logits_tanh"),
-    sources={TIMM_COATNET: checkpoint.read_config},
+    sources=(TIMM_COATNET,),
+    read_config=checkpoint.read_config,
     refused_h5="stem_conv_2/",
     settings=(
         *("downsampling", "pool_type", "padding", "activation", "conv_activation", "pre_norm_activation"),

@@ -26,10 +26,7 @@ _USUAL = (("global_pool", "avg"), ("act_layer", "silu"), ("act_layer", "swish"))
 
 
 def read_config(file, grid_size=None):
-    """Returns the config fields of a `CanonicalFile` as a `Found`.
-
-    `grid_size` has no effect, because only the ViT family uses it.
-    """
+    """Returns the config fields of a `CanonicalFile` as a `Found`."""
     found = begin(file, "stem_conv/kernel")
     widths, repeats = _sizes(file)
     found.put(STATED, widths=widths, repeats=repeats)

@@ -39,13 +39,11 @@ EFFICIENTNET = Family(
     connect=connect,
     builder="EfficientNet",
     above=("top_conv", "top_norm", "top_activation", "pooling"),
-    sources=dict.fromkeys(
-        (
-            *(names.TIMM_EFFICIENTNET, names.EFFICIENTNET, names.KERAS_APPLICATIONS),
-            keras_source("efficientnet", "stage_1_block_01"),
-        ),
-        checkpoint.read_config,
+    sources=(
+        *(names.TIMM_EFFICIENTNET, names.EFFICIENTNET, names.KERAS_APPLICATIONS),
+        keras_source("efficientnet", "stage_1_block_01"),
     ),
+    read_config=checkpoint.read_config,
     settings=("padding", "batch_norm_epsilon"),
     formats={"timm": names.TIMM_EFFICIENTNET},
     timm=checkpoint.timm_architecture,

@@ -215,7 +215,8 @@ VIT = Family(
     connect=connect,
     builder="ViT",
     above=("norm", "pooling", "pooling_dist", "fc_norm", "projection", "pre_logits", "pre_logits_tanh"),
-    sources=dict.fromkeys(checkpoint.READERS, checkpoint.read_config),
+    sources=tuple(checkpoint.READERS),
+    read_config=checkpoint.read_config,
     recognise=recognise,
     settings=(
         *("activation", "layer_norm_epsilon", "pooling", "position_embedding", "rotary_embedding", "rotary_grid"),
