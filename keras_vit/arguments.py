@@ -37,28 +37,23 @@ def _plain(name):
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def positive_int(name, value, most=MOST):
-    """Returns `value` as an int; raises if it is not an integer of 1 to `most`."""
-    return _int(name, value, 1, most)
-
-
-def non_negative_int(name, value, most=MOST):
-    """Returns `value` as an int; raises if it is not an integer of 0 to `most`."""
-    return _int(name, value, 0, most)
-
-
 def _scalar(value):
     """Returns an array without axes as a NumPy scalar, and other values unchanged."""
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 
 
-def _int(name, value, least, most):
+def _int(name, value, most=MOST, *, least):
+    """Returns `value` as an int; raises if it is not an integer of `least` to `most`."""
     value = _scalar(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise invalid(name, f"an integer of at least {least}", value)
     if value > most:
         raise invalid(name, f"an integer of at most {most}", value)
     return int(value)
+
+
+positive_int = functools.partial(_int, least=1)
+non_negative_int = functools.partial(_int, least=0)
 
 
 def pair(name, value, most=MOST):
@@ -85,13 +80,6 @@ def is_number(value):
     return abs(value) <= MOST if isinstance(value, numbers.Integral) else math.isfinite(value)
 
 
-def number(name, value):
-    """Returns `value` as a float; raises if it is not a finite number."""
-    if not is_number(value):
-        raise invalid(name, "a finite number", value)
-    return float(value)
-
-
 def _number_in(name, value, expected, holds):
     """Returns `value` as a float; raises if it is not a finite number, or if `holds(value)` is False."""
     if not is_number(value) or not holds(value):
@@ -99,6 +87,7 @@ def _number_in(name, value, expected, holds):
     return float(value)
 
 
+number = functools.partial(_number_in, expected="a finite number", holds=lambda value: True)
 rate = functools.partial(_number_in, expected="a number in [0, 1)", holds=lambda value: 0 <= value < 1)
 fraction = functools.partial(_number_in, expected="a number in (0, 1)", holds=lambda value: 0 < value < 1)
 share = functools.partial(_number_in, expected="a number from 0 to 1", holds=lambda value: 0 <= value <= 1)
