@@ -9,7 +9,6 @@ import json
 import random
 import re
 import threading
-import time
 from urllib.parse import unquote, urlsplit
 
 LARGE = (".npz", ".safetensors", ".bin", ".h5", ".keras")
@@ -39,7 +38,6 @@ class Answer:
     status: int = 200
     announced: bool = True  # If True, the header states the length of the body.
     body: bytes | None = None  # Replaces the body of the server.
-    pause: float = 0  # Seconds to wait after each 4 KiB.
 
     def __call__(self, handler):
         body = handler.server.body if self.body is None else self.body
@@ -48,10 +46,7 @@ class Answer:
         if self.announced:
             handler.send_header("Content-Length", len(body))
         handler.end_headers()
-        body = body[: self.stop]
-        for at in range(0, len(body), 4096):
-            handler.wfile.write(body[at : at + 4096])
-            time.sleep(self.pause)
+        handler.wfile.write(body[: self.stop])
 
 
 class _FileHandler(_Handler):

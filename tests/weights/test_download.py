@@ -1,12 +1,9 @@
 import functools
 import hashlib
 import re
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
-import keras
 import pytest
 
 from keras_vit.weights import download as module
@@ -109,14 +106,6 @@ def test_cut_file_without_length_is_refused_by_check(server, path):
     check_whole(server, path)
 
 
-def test_interrupted_download_leaves_nothing(server, path, monkeypatch):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "sha256", interrupt)
-    check_not_downloaded(None, server.url, path, KeyboardInterrupt)
-
-
 def test_unreachable_server_and_missing_folder_are_refused(path):
     url = "http://127.0.0.1:9/weights.npz"
     check_not_downloaded(f"Cannot download {url}: .*refused", url, path)
@@ -138,8 +127,8 @@ def test_file_changed_at_source_is_refused(server, path):
     path.unlink()
     pinned = pin_of(path).read_text()
     server.body = flipped(server.body, 100, 0)
-    with pytest.raises(DownloadError, match="weights.npz.sha256' .delete that file if the new hash is right"):
-        download(server.url, path)
+    message = "weights.npz.sha256' .delete that file if the new hash is right"
+    refuses(message, download, server.url, path, error=DownloadError)
     assert not path.exists() and pin_of(path).read_text() == pinned
     pin_of(path).unlink()
     download(server.url, path)
@@ -149,8 +138,8 @@ def test_file_changed_at_source_is_refused(server, path):
 def test_pin_goes_to_given_folder_if_it_is_writable(server, path):
     path.write_bytes(server.body)
     confirm(path, pin=path.parent / "nowhere" / "weights.npz.sha256")
-    with pytest.raises(ValueError, match="with the SHA-256 00000000, which is in the published name"):
-        confirm(path, sha256_prefix="00000000", pin=path.parent / "nowhere" / "weights.npz.sha256")
+    message = "with the SHA-256 00000000, which is in the published name"
+    refuses(message, confirm, path, sha256_prefix="00000000", pin=path.parent / "nowhere" / "weights.npz.sha256")
     assert list(path.parent.iterdir()) == [path]
     cache = path.parent / "cache"
     cache.mkdir()
@@ -165,45 +154,3 @@ def test_invalid_pin_is_refused_before_download(server, path, text):
     pin_of(path).write_text(text)
     refuses("weights.npz.sha256'.*does not contain one SHA-256", download, server.url, path)
     assert not path.exists() and not server.requests
-
-
-def test_progress_follows_keras_logging(server, path, capsys):
-    keras.config.enable_interactive_logging()
-    download(server.url, path)
-    assert f"Downloading data from {server.url}" in capsys.readouterr().out
-    path.unlink()
-    keras.config.disable_interactive_logging()
-    try:
-        download(server.url, path)
-    finally:
-        keras.config.enable_interactive_logging()
-    assert not capsys.readouterr().out
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from keras_vit.weights.download import download
-print("ready", flush=True)
-sys.stdin.readline()
-url, path = sys.argv[1:]
-download(url, path, pin=path + ".sha256", check=lambda file: None)
-assert Path(path).stat().st_size == 200_000
-"""
-
-
-@pytest.mark.long
-def test_two_processes_download_at_once(server, path):
-    server.answers = [Answer(pause=0.02)]
-    command = [sys.executable, "-c", CHILD, server.url, str(path)]
-    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen(command, **options) for _ in range(2)]
-    for child in children:
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        child.stdin.write("\n")
-        child.stdin.flush()
-    errors = [child.communicate(timeout=120)[1] for child in children]
-    assert [child.returncode for child in children] == [0, 0], errors
-    assert len(server.requests) == 2
-    check_whole(server, path)

@@ -6,7 +6,7 @@ import pytest
 import keras_vit
 from keras_vit.prediction.classes import output_activation
 from tests.tiny import TEST_VIT, build
-from tests.weights.helpers import check_not_saved
+from tests.weights.helpers import check_not_saved, without_facts
 
 FLOWERS = ("daffodil", "sunflower", "tulip")
 TASKS = [("multi_label_classification", "multi_label", "sigmoid"), ("regression", "regression", None)]
@@ -30,17 +30,10 @@ def folder(tmp_path):
         keras_vit.save_weights(build(**TEST_VIT, num_classes=3), tmp_path / format, format=format)
         path = tmp_path / format / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-        strip_own_config(tmp_path / format / "model.safetensors")
+        without_facts(tmp_path / format / "model.safetensors")
         return tmp_path / format
 
     return write
-
-
-def strip_own_config(path):
-    """Rewrites a file as the other library writes it, without this package's metadata."""
-    from safetensors.numpy import load_file, save_file
-
-    save_file(load_file(path), path)
 
 
 def load(folder, **options):
@@ -77,7 +70,7 @@ def test_one_label_of_transformers_is_a_regression(tmp_path):
         assert config["problem_type"] == "single_label_classification"
         config["problem_type"] = task
         path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
-        strip_own_config(tmp_path / "model.safetensors")
+        without_facts(tmp_path / "model.safetensors")
         assert load(tmp_path).config.task == expected
 
 
@@ -86,7 +79,7 @@ def test_one_label_of_transformers_is_a_regression(tmp_path):
 def test_written_labels_are_read_back(tmp_path, format, task):
     model = build(**TEST_VIT, num_classes=3, class_names=FLOWERS, **task)
     keras_vit.save_weights(model, tmp_path / "out", format=format)
-    strip_own_config(tmp_path / "out" / "model.safetensors")
+    without_facts(tmp_path / "out" / "model.safetensors")
     found = load(tmp_path / "out").config
     assert found.class_names == FLOWERS
     assert {name: getattr(found, name) for name in task} == task
@@ -99,7 +92,7 @@ def test_written_preprocessing_is_read_back(tmp_path, format, changes):
     antialias = changes.get("interpolation") != "nearest"
     preprocessing = keras_vit.Preprocessing(**{"antialias": antialias, **changes})
     keras_vit.save_weights(build(**TEST_VIT, preprocessing=preprocessing), tmp_path / "out", format=format)
-    strip_own_config(tmp_path / "out" / "model.safetensors")
+    without_facts(tmp_path / "out" / "model.safetensors")
     found = keras_vit.from_pretrained(tmp_path / "out").preprocessing
     for ours, theirs in zip(preprocessing.offset_and_scale, found.offset_and_scale, strict=True):
         np.testing.assert_allclose(np.broadcast_to(ours, 3), theirs, rtol=1e-6)

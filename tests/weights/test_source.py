@@ -3,20 +3,9 @@ import pytest
 from keras_vit.models import catalog as names
 from keras_vit.weights.read.file import Entry
 
-STAGES = "patch_embed.backbone.stages"
 OTHER_KEYS = [{"stem.conv.weight", "stages.0.blocks.0.mlp.weight"}]
 OTHER_KEYS += [{"stem.conv.weight", "stages.0.0.conv1.weight"}, {"resnet.embedder.embedder.convolution.weight"}]
 OTHER_KEYS += [{"conv1.weight", "layer1.0.conv1.weight"}, {"encoder.weight", "bias"}]
-CONVERTED = [
-    (names.sources()["timm"], "block_117/norm_1/gamma", "blocks.117.norm1.weight"),
-    (names.sources()["timm"], "stage_1_unit_03/conv_proj/kernel", f"{STAGES}.0.blocks.2.downsample.conv.weight"),
-    (names.sources()["bit"], "stage_3_unit_36/conv_2/kernel", "block3/unit36/b/standardized_conv2d/kernel"),
-]
-
-
-@pytest.mark.parametrize("source, weight, key", CONVERTED)
-def test_numbers_in_keys_are_converted(source, weight, key):
-    assert source.find(weight).keys == (key,) and source.find_weight_path(key) == weight
 
 
 def test_numbered_modules_of_bit_are_canonical():
@@ -29,12 +18,6 @@ def test_keys_of_other_models_have_no_source(keys):
     assert names.recognise(keys, "safetensors", {}) is None and names.recognise(keys, "npz", {}) is None
     official = names.sources()["official"]
     assert official.find_weight_path("encoder.weight") is None and official.find("block_00/nothing") is None
-
-
-def test_deit_is_recognised_by_wrapper():
-    keys = {"patch_embed.proj.weight", "head.weight"}
-    assert names.recognise(keys, "pth", {"wrapper": "model"}) is names.sources()["deit"]
-    assert names.recognise(keys, "pth", {"wrapper": None}) is names.sources()["timm"]
 
 
 def test_official_efficientnet_blocks_are_found_by_shape():

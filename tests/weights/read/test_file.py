@@ -11,7 +11,6 @@ from safetensors.numpy import save_file
 
 from keras_vit.weights.read import check_sha256, open_checkpoint, sha256
 from keras_vit.weights.read.file import Entry, WeightsFile, checked
-from keras_vit.weights.read.pth import PthFile
 from keras_vit.weights.write import write_safetensors
 from tests.errors import refuses
 from tests.weights.read.damage import check_unreadable, write_sidecar
@@ -55,26 +54,6 @@ def test_memory_and_disk_errors_are_raised_unchanged(tmp_path, error):
 )
 def test_error_of_damage_names_file(tmp_path, error):
     refuses(r"file\.npz.*it is truncated or damaged \(.*bad.*copy it again", read, tmp_path, error)
-
-
-def test_unparsable_npy_header_is_damage(tmp_path):
-    path = tmp_path / "deep.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        header = b"-" * 9000 + b"1"
-        archive.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    check_unreadable(r"deep\.npz.*damaged", path)
-
-
-def test_memory_error_of_pth_is_raised_unchanged(tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch")
-    torch.save({"a": torch.ones(2)}, tmp_path / "file.pth")
-
-    def load(*args, **kwargs):
-        raise MemoryError
-
-    monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(MemoryError):
-        PthFile(tmp_path / "file.pth")
 
 
 @pytest.fixture

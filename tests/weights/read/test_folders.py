@@ -3,7 +3,6 @@ import os
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_safetensors
@@ -134,16 +133,6 @@ def test_timm_folder_gives_pretrained_cfg(folder):
     assert "pretrained_cfg" in refusal(folder({**TIMM, "pretrained_cfg": 3}))
 
 
-def test_folder_of_shards_is_read(folder, arrays):
-    path = folder()
-    (path / "model.safetensors").rename(path / "part.safetensors")
-    index = {"weight_map": dict.fromkeys(arrays, "part.safetensors")}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    checkpoint = open_checkpoint(path)
-    assert checkpoint.container == "huggingface" and checkpoint.entries.keys() == arrays.keys()
-    assert len(dict(checkpoint.read(arrays))) == len(arrays)
-
-
 def test_folder_with_only_pytorch_file_is_read(folder, arrays):
     torch = pytest.importorskip("torch")
     path = folder()
@@ -182,15 +171,3 @@ def test_sidecar_of_each_file_in_folder_is_checked(folder):
         (path / name).write_bytes((path / name).read_bytes() + b" ")
         assert f"{name}': it is damaged or another file" in refusal(path)
         (path / f"{name}.sha256").unlink()
-
-
-def test_folder_is_verified_if_all_its_files_are(folder):
-    assert open_checkpoint(folder()).verified
-    path = folder()
-    (path / "model.safetensors").unlink()
-    save_file({"a": np.ones(2, "float32")}, path / "model.safetensors")
-    assert not open_checkpoint(path).verified
-    for name in ("model.safetensors", "config.json"):
-        assert not open_checkpoint(path).verified
-        write_sidecar(path / name)
-    assert open_checkpoint(path).verified

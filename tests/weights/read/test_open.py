@@ -1,12 +1,12 @@
 import os
 import pickle
 
-import numpy as np
 import pytest
 
 from keras_vit.weights.read import WeightsFile, open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
-from tests.weights.read.damage import check_unreadable, write_sidecar
+from tests.errors import not_found
+from tests.weights.read.damage import check_damage, check_unreadable
 
 
 def test_format_is_found_by_contents_not_name(tmp_path, arrays):
@@ -43,22 +43,24 @@ def test_files_of_other_formats_are_refused(tmp_path, data, expected):
     check_unreadable(f"file.pth.*{expected}", path.rename(tmp_path / "file.pth"))
 
 
+def write_pth(path, arrays, facts):
+    torch = pytest.importorskip("torch")
+    torch.save({key: torch.from_numpy(array) for key, array in arrays.items()}, path)
+
+
+@pytest.mark.parametrize("write, refused_at_least", [(write_npz, 70), (write_safetensors, 80), (write_pth, 60)])
+def test_random_damage_is_refused_or_harmless(tmp_path, arrays, write, refused_at_least):
+    path = tmp_path / "damaged.weights"
+    write(path, arrays, {"grid": [4, 6]})
+    check_damage(path, refused_at_least)
+
+
 def test_web_page_as_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_bytes(b"<!doctype html>")
     check_unreadable("config.json.*web page", tmp_path)
 
 
 def test_missing_file_and_pipe_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.npz"):
-        open_checkpoint(tmp_path / "nowhere.npz")
+    not_found("nowhere.npz", open_checkpoint, tmp_path / "nowhere.npz")
     os.mkfifo(tmp_path / "pipe")
     check_unreadable("not a regular file", tmp_path / "pipe")
-
-
-def test_sidecar_is_checked_before_contents(tmp_path):
-    path = tmp_path / "file.npz"
-    np.savez(path, a=np.ones(3, "float32"))
-    write_sidecar(path)
-    open_checkpoint(path)
-    path.write_bytes(b"another file")
-    check_unreadable("file.npz.*its SHA-256 is", path)
