@@ -1,6 +1,8 @@
 """Reads models that Keras saved: .keras files and the folders of training runs."""
 
+import json
 import os
+import re
 import zipfile
 
 import keras
@@ -44,13 +46,30 @@ def _load(path):
             pass
         return keras.saving.load_model(path, compile=False)
     except TypeError as error:
-        # Keras raises TypeError for unknown layers and arguments.
+        if (version := _keras_version(path)) is not None and _numbers(version) > _numbers(keras.__version__):
+            raise ValueError(
+                f"Cannot read {path!r}. Keras {version} saved it, and Keras {keras.__version__} is installed. Install "
+                f"Keras {version} or newer: pip install 'keras>={version}'. {error}"
+            ) from error
+        # Keras raises TypeError for an unknown layer.
         raise ValueError(
-            f"Cannot read {path!r} with Keras {keras.__version__}. If a newer Keras saved it, install this version. If "
-            f"the model has your own layers, define them in Python and load it there. {error}"
+            f"Cannot read {path!r}. If the model has your own layers, define them in Python and load it there. {error}"
         ) from error
     except _DAMAGE as error:
         raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
+
+
+def _keras_version(path):
+    """Returns the version of Keras that saved a .keras file, or None."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read("metadata.json")).get("keras_version")
+    except _DAMAGE:
+        return None
+
+
+def _numbers(version):
+    return [int(number) for number in re.findall(r"\d+", str(version))[:3]]
 
 
 class SavedSource(Source):

@@ -1,3 +1,5 @@
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -86,9 +88,11 @@ def test_two_models_in_one_file_are_refused(weights, tmp_path):
     check_refused(message, tmp_path / "w.pth", num_heads=3)
 
 
-def test_file_of_newer_keras_names_the_installed_version(model, tmp_path):
+def test_file_of_newer_keras_names_its_version(model, tmp_path):
     model.save(tmp_path / "new.keras")
     dense = b'"class_name": "Dense", "config": {'
     rewrite_member(tmp_path / "new.keras", "config.json", lambda data: data.replace(dense, dense + b'"new": 1, '))
-    with pytest.raises(ValueError, match=f"with Keras {keras.__version__}. If a newer Keras saved it"):
+    version = json.dumps({"keras_version": "99.1.0"}).encode()
+    rewrite_member(tmp_path / "new.keras", "metadata.json", lambda data: version)
+    with pytest.raises(ValueError, match=f"Keras 99.1.0 saved it, and Keras {keras.__version__} is installed"):
         keras_vit.from_pretrained(tmp_path / "new.keras")
