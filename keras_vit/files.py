@@ -1,6 +1,7 @@
 """Writes files and folders completely or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +14,9 @@ try:
 except ImportError:
     # Windows has no fcntl.
     fcntl = None
+
+# The error numbers of a full disk, a full quota of the user, and a file above the size limit.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -62,6 +66,11 @@ def draft_folder(path):
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
     try:
         yield folder
+    except OSError as error:
+        # Python's error for a full disk does not contain the file name, so raise an error that does.
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        raise OSError(error.errno, f"Cannot write: {os.strerror(error.errno).lower()}", str(path)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
