@@ -201,7 +201,7 @@ def takes(expected, received):
 
 
 def image_shape(name, received, expected, owner=""):
-    """Raises if images of shape `received` do not match the model's input shape `expected`, whose None match any size.
+    """Raises if the image shape `received` does not match the model's input shape `expected`, where None is any size.
 
     The error contains `owner`, such as " for model 'vit_B16'", after the expected shape.
     """

@@ -17,8 +17,8 @@ MOST_CLASSES = 2**20
 
 # The target of an image is one class (single_label), any number of classes (multi_label), or numbers (regression).
 TASKS = ("single_label", "multi_label", "regression")
-# MOST_LAYERS limits the blocks of a model and the units of a stage, and MOST_STAGES limits the stages. A file with a
-# larger number is damaged.
+# The largest number of blocks in a model or of units in a stage, and the largest number of stages. A file with a larger
+# number is damaged.
 MOST_LAYERS, MOST_STAGES = 1024, 8
 INTERPOLATIONS = ("bilinear", "bicubic", "nearest", "lanczos3", "lanczos5", "area")
 # Images are scaled in float32, so no `std` may be below _SMALLEST, and no number in a `Preprocessing` above _LARGEST.
@@ -54,7 +54,7 @@ def checked_activation(name, value):
 
 
 def stage_sizes(name, value, least=0):
-    """Returns `value` as a tuple of ints; raises if it is not a list of the number of units in each stage."""
+    """Returns `value`, a list of the number of units in each stage, as a tuple of ints; raises for other values."""
     if not isinstance(value, (tuple, list)) or len(value) < least:
         raise arguments.invalid(name, "the number of units of each stage, as in (3, 4, 9)", value)
     if len(value) > MOST_STAGES:
@@ -105,7 +105,7 @@ class Preprocessing:
     def __post_init__(self):
         value_range, mean, std = (_numbers(name, getattr(self, name)) for name in ("value_range", "mean", "std"))
         if len(value_range) != 2 or value_range[1] - value_range[0] < _SMALLEST:
-            raise arguments.invalid("value_range", "(low, high), two numbers", self.value_range)
+            raise arguments.invalid("value_range", f"(low, high) with high >= low + {_SMALLEST:g}", self.value_range)
         if min(std) < _SMALLEST:
             raise arguments.invalid("std", f"positive numbers of at least {_SMALLEST:g}", self.std)
         arguments.choice("interpolation", self.interpolation, INTERPOLATIONS)
@@ -248,7 +248,7 @@ class ModelConfig:
 
     @classmethod
     def usual_image_size(cls, fields):
-        """Returns the image side to assume for a config with the values `fields` if no file or user gives one."""
+        """Returns the image side to assume if neither a file nor the user gives it. `fields` are config fields."""
         return DEFAULT_IMAGE_SIZE
 
     @staticmethod

@@ -92,7 +92,7 @@ class FrozenTeacher:
         channels, expected = (s and s[-1] for s in (_input_shape(student), self.input_shape))
         repeat = (channels, expected) == (1, 3)
         if channels and expected and channels != expected and not repeat:
-            why = f"since the student's images have {channels} channels and the teacher's {expected}"
+            why = f"since the student takes {channels} channels and the teacher takes {expected} channels"
             raise ValueError(f"Expected `teacher_preprocessing`, {why}. Received: teacher_preprocessing=None")
         theirs, ours = find_normalization(self.model), find_normalization(student)
         rescale = None not in (theirs, ours) and _constants(theirs) != _constants(ours)
@@ -150,9 +150,9 @@ class Distiller(TrainingWrapper):
         teacher_preprocessing: Function that converts the student's images to the teacher's images, with `keras.ops`. If
             the teacher comes from `keras.applications`, pass a function that calls the teacher's `preprocess_input`
             with `raw_images(images, student)`, as in the example of `raw_images`. With None, the teacher gets the
-            student's images. If teacher and student are both models of this package, None also replaces the student's
-            normalization of the images by the teacher's. If the images are grey and the teacher takes 3 channels, None
-            repeats the channel. With or without a function, images are resized bilinearly if the teacher has a fixed
+            student's images, with two changes. If teacher and student are both models of this package, the pixels are
+            scaled as the teacher expects. If the student's images are grey and the teacher takes 3 channels, the
+            channel is repeated. With or without a function, images are resized bilinearly if the teacher has a fixed
             input size.
         teacher_from_logits: Bool. Pass False if the teacher returns probabilities, as models of `keras.applications`
             do by default.
@@ -299,7 +299,7 @@ def _heads(student):
 
 
 def _two_heads(outputs):
-    """Returns [class logits, distillation logits] if the outputs are these tensors or their mean, otherwise []."""
+    """Returns [class logits, distillation logits] if `outputs` are both logits or their mean, otherwise []."""
     operation, _, inputs, _ = producing_call(outputs[0])
     if is_graph(operation):
         return _two_heads(operation.outputs)

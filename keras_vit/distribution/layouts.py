@@ -108,8 +108,8 @@ def batch_parts():
 class Layouts(keras.distribution.ModelParallel):
     """A `keras.distribution.ModelParallel` that only splits dimensions into equal parts.
 
-    A variable of at least `min_size` values, if given, is also split over the batch axis, along its longest free
-    dimension.
+    If `min_size` is given, a variable of at least `min_size` values is also split over the batch axis. This splits the
+    longest dimension that is not split yet.
     """
 
     def __init__(self, layouts, min_size=None, auto_shard_dataset=True):
@@ -213,7 +213,7 @@ def fsdp(
 
 
 class Split(NamedTuple):
-    """The parts of each batch, one per copy of the model, and the shard of the data that this process reads."""
+    """Each batch is split into `parts`, one per copy of the model. This process reads one of `num_shards` shards."""
 
     parts: int = 1
     num_shards: int = 1

@@ -166,7 +166,7 @@ def summed(variables):
 
 
 def on_one_device(model: keras.Model) -> keras.Model:
-    """Returns the model, or with several JAX processes a copy whose weights are not split. All must call it."""
+    """Returns the model, or in several JAX processes an unsplit copy. All processes must call this function."""
     if num_processes() == 1 or keras.backend.backend() != "jax":
         return model
     values = [to_numpy(variable) for variable in model.variables]

@@ -52,7 +52,8 @@ def synchronize(model: keras.Model) -> keras.Model:
         if other is not None:
             raise ValueError(
                 f"Expected `model` to have the same {len(found[0])} variables in processes 0 and {other}. Received: "
-                f"{len(found[other])} in process {other}, or other shapes. Build the same model in each process."
+                f"{len(found[other])} variables in process {other}. The number, shapes, dtypes or `trainable` differ. "
+                "Build the same model in each process."
             )
         for variable in variables:
             value = variable.value.detach().contiguous()
@@ -70,9 +71,9 @@ def synchronize(model: keras.Model) -> keras.Model:
 
 
 def whole_batch_gradients(gradients):
-    """Returns the gradients of the whole batch, given the gradients (or None) of this device's part of the batch.
+    """Returns the gradients of the whole batch. `gradients` belong to this device's part; some of them may be None.
 
-    PyTorch needs the mean over processes. TensorFlow needs the sum, because Keras divides each loss by the replicas.
+    PyTorch needs the mean over processes. TensorFlow needs the sum, because Keras divides losses by the replica count.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if group := torch_group():
@@ -112,7 +113,7 @@ def check_synchronized(model):
 
 
 def spread_seeds(model):
-    """Gives the PyTorch processes after process 0 seeds that depend on its random states. All must call it."""
+    """Derives other PyTorch processes' seeds from process 0's random state. All processes must call this function."""
     if not torch_group():
         return
     import torch

@@ -72,7 +72,7 @@ def top_k_accuracy(predictions: ArrayLike, labels: ArrayLike, *, k: int = 1) -> 
     """
     predictions, labels = checked_features("predictions", predictions), integer_labels(labels)
     if len(predictions) != len(labels):
-        raise invalid("labels", f"one per prediction, {len(predictions)}", len(labels))
+        raise invalid("labels", f"{len(predictions)} labels, one per prediction", len(labels))
     num_classes = predictions.shape[1]
     _check_classes("predictions", num_classes, arguments.positive_int("k", k), labels.max())
     own = np.take_along_axis(predictions, labels[:, None], axis=1)
@@ -144,7 +144,7 @@ def imagenet_real_accuracy(
         predictions, _ = outputs_and_labels(model, data, batch_size, verbose, lambda own: np.zeros(len(own)))
     if len(predictions) != len(labels):
         received = f"{len(labels)}. For a subset or another order, pass `file_names`."
-        raise invalid("labels", f"one list per prediction, {len(predictions)}", received)
+        raise invalid("labels", f"{len(predictions)} lists, one per prediction", received)
     _check_classes("data", predictions.shape[1], highest=highest)
     chosen = predictions.argmax(axis=1).tolist()
     return float(np.mean([c in classes for c, classes in zip(chosen, labels, strict=True) if classes]))

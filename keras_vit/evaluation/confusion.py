@@ -79,7 +79,7 @@ def classification_report(
 
 
 def _places(data, count):
-    """`data` may skip broken images. Returns the positions of its `count` readable images among all of its images."""
+    """Returns the positions of the `count` readable images in `data`, which may also contain broken images."""
     broken = getattr(data, "broken", {})
     if not broken:
         return np.arange(count)

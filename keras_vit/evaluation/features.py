@@ -58,8 +58,8 @@ def checked_features(name, features):
 
 
 def class_order(names, onto, owner):
-    """Returns the positions in `onto`, the classes of `owner`, of the data's class `names`, or None if labels stay."""
-    # If one of the two lists is unknown, or contains only numbers, the labels are class indices.
+    """Returns the index in `onto`, `owner`'s classes, of each of `names`; returns None if labels need no change."""
+    # If the two lists are equal, or one of them is unknown or only numbers, the labels are class indices of `owner`.
     if not arguments.names_differ(names, onto):
         return None
     names, onto = list(names), list(onto)
@@ -115,7 +115,7 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Returns checked train features and labels, then test features and labels. If `model` is None, they are given."""
+    """Returns the features and labels of `train`, then of `test`. Without a model, both must be (features, labels)."""
     if model is None and layer is not None:
         raise invalid("layer", "None, since `model` is None", repr(layer))
     names = (getattr(data, "class_names", None) for data in (test, train))
@@ -190,7 +190,7 @@ def _check_counts(images, labels):
 
 
 def _batches(data, batch_size):
-    """Returns the dataset as an iterable of batches, and the number of batches, or None if it is unknown."""
+    """Returns (an iterable of batches, the number of batches). The number is None if it is unknown."""
     if is_arrays(data, or_lists=True):
         size = arguments.positive_int("batch_size", batch_size)
         images, labels = map(to_numpy, data)

@@ -71,9 +71,8 @@ def predict(
 def ensemble(members: Sequence[keras.Model] | Sequence[ArrayLike], weights: Sequence[float] | None = None) -> Any:
     """Averages the predictions of several models, or builds a model that does so.
 
-    If the members are models, their probabilities are averaged, or their outputs if they are regression models, as in
-    `predict`. If the members are arrays, they are averaged without conversion, so pass the results of `predict` or
-    `keras_vit.predict_images`.
+    If the members are models, their predictions are averaged: the values that `predict` returns. If the members are
+    arrays, they are averaged without conversion, so pass the results of `predict` or `keras_vit.predict_images`.
 
     Args:
         members: Predictions for the same images, as arrays (num_images, num_outputs) or as DataFrames with the same

@@ -85,10 +85,10 @@ def custom_objects(model, custom_module=None):
         if custom_module is not None:
             module = os.fspath(custom_module)
         elif module == "__main__" or not hasattr(sys.modules.get(module), name):
-            received = (
-                f"{name!r}, which is defined in the running script, is not at the top of a file, or is not registered"
-            )
-            raise ValueError(f"Expected layers that another process can import. Received: {received}. {ADVICE}")
+            why = "not registered, or not defined at the top level of a file"
+            why = "defined in the running script" if module == "__main__" else why
+            received = f"{name!r}, which is {why}. {ADVICE}"
+            raise ValueError(f"Expected layers that another process can import. Received: {received}")
         found[registered] = (module, name)
     return found
 

@@ -71,8 +71,8 @@ def write_checked(
 ):
     """Exports to a temporary folder, checks the outputs, moves the files to `path`, and returns a report.
 
-    The outputs of a copy with rounded weights and of the export may differ by at most `tolerance`, for random images
-    (`batches`) and for the user's images (`given`). The report compares `given` with the original model.
+    On `batches` (random images) and `given` (the user's images), the export must match a copy of the model with rounded
+    weights to within `tolerance`. On `given`, the report also compares the export with the original model.
     """
     arguments.boolean("overwrite", overwrite)
     arguments.optional(arguments.path, "custom_module", custom_module)
@@ -132,7 +132,7 @@ def _in_child(fmt, model, path, batches, settings, custom_module):
 
 
 def write_and_run(model, name, path, settings, file):
-    """Exports in the child process, writes the outputs to the .npz `file`, and returns their numbers."""
+    """Exports in the child process. Writes all outputs to the .npz `file`; returns the number of outputs per batch."""
     with np.load(file) as arrays:
         batches = [arrays[key] for key in arrays.files]
     reduced = with_precision(model, settings["precision"])
@@ -259,7 +259,7 @@ def openvino(model: keras.Model, path: str | os.PathLike, **options: Unpack[Opti
     With `precision="int8_static"`, matrix products are also computed in int8, which needs NNCF (`pip install nncf`).
     Dense layers whose input has outliers, as in some MLPs of trained ViTs, stay in float. The ranges of the activations
     are measured on `images`: pass a hundred or more typical images. The default tolerance of this precision is 0.5. The
-    report contains `change["same_top1"]`, the number of these images whose top-1 class stays the same. Measure this
+    report contains `change["same_top1"]`, the number of `images` whose top-1 class stays the same. Measure this
     number on other images too, because the ranges fit other images less well. The precision "int8_static" is meant for
     processors with the int8 instructions VNNI or AMX.
     """

@@ -68,7 +68,7 @@ def output_names(model: keras.Model) -> list[str]:
 
 def model_outputs(model: keras.Model, images: np.ndarray) -> list[np.ndarray]:
     """Returns the model's outputs in float32, as a flat list."""
-    # On torch, predict_on_batch disables gradients. On other backends, it would compile for each batch size.
+    # On torch, use predict_on_batch, which disables gradients. On other backends, it would compile each batch size.
     torch = keras.backend.backend() == "torch"
     parts = []
     for batch in split_batches(images):
@@ -110,7 +110,7 @@ def check_finite(model, outputs=()):
 
 
 def check(difference, model, outputs, tolerance, export):
-    """Raises `ParityError` if `difference` is above `tolerance` (None: by dtype, device) x max(1, largest output)."""
+    """Raises `ParityError` if `difference` is above `tolerance` * max(1, largest output). None chooses a tolerance."""
     if tolerance is None:
         # On PyTorch, a correct export of a B/16 that computes in bfloat16 differed by 1.2e-2. GPUs may compute float32
         # with fewer bits.

@@ -63,7 +63,7 @@ def test_accuracy_refuses_invalid_input(model):
     scores = np.eye(3)
     refuses("`labels`. Expected classes below 3, .*Received: 3", top_k_accuracy, scores, [0, 1, 3])
     refuses("`k`. Expected at most 3, .*Received: 4", top_k_accuracy, scores, [0, 1, 2], k=4)
-    refuses("`labels`. Expected one per prediction, 3. Received: 2", top_k_accuracy, scores, [0, 1])
+    refuses("`labels`. Expected 3 labels, one per prediction. Received: 2", top_k_accuracy, scores, [0, 1])
     refuses("`predictions`. Expected finite", top_k_accuracy, scores * np.nan, [0, 1, 2])
     refuses("`k`", accuracy, None, None, k=0)
     refuses("`k`. Expected at most 5, the number of classes. Received: 6", accuracy, model, None, k=(1, 6))
@@ -103,7 +103,7 @@ def test_real_labels_follow_file_names(tmp_path):
     names = [f"/data/n0/ILSVRC2012_val_{i + 1:08d}_n01440764.JPEG" for i in order]
     data = (images[order], np.zeros(4, int))
     assert imagenet_real_accuracy(model, data, write(tmp_path), file_names=names, verbose=0) == 2 / 3
-    refuses("one list per prediction, 4. Received: 6.*file_names", imagenet_real_accuracy, model, data, CLASSES)
+    refuses("4 lists, one per prediction. Received: 6.*file_names", imagenet_real_accuracy, model, data, CLASSES)
     for name in ("cat.jpg", "ILSVRC2012_val_00000007.JPEG", "ILSVRC2012_val_00000000.JPEG"):
         expected = f"`file_names`. Expected .* up to 6. Received: '{name}'"
         refuses(expected, imagenet_real_accuracy, None, PREDICTIONS, CLASSES, file_names=[name] * 6)

@@ -69,7 +69,7 @@ def test_layers_defined_in_functions_are_refused_with_advice():
     x = keras.Input((3,))
     dense = keras.layers.Dense(2, activation=local)
     for layer, name in ((Local(), "Local"), (dense, "local")):
-        expected = f"Received: '{name}', .* not at the top of a file.*custom_module"
+        expected = f"Received: '{name}', .* not defined at the top level of a file.*custom_module"
         refuses(expected, custom_objects, keras.Model(x, layer(x)))
 
 
