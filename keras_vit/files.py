@@ -67,7 +67,7 @@ def draft_folder(path):
     try:
         yield folder
     except OSError as error:
-        # Python's error for a full disk does not contain the file name, so raise an error that does.
+        # Python's error for a full disk does not contain the file name, so raise an error that contains it.
         if error.filename is not None or error.errno not in _FULL:
             raise
         raise OSError(error.errno, f"Cannot write: {os.strerror(error.errno).lower()}", str(path)) from error

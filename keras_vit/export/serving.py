@@ -64,7 +64,7 @@ def saved_model(
     Args:
         model: A model with one input, (batch, height, width, channels). On JAX and PyTorch the export runs in a new
             TensorFlow process.
-        path: The folder to write. TensorFlow Serving requires a version number as its name, such as "models/vit/1".
+        path: The folder to write. The folder's name must be a version number, as in "models/vit/1".
         postprocess: None, "classify" (softmax) or "multi_label" (sigmoid). If it is not None, all signatures also
             return the `probabilities` of all classes, (batch, num_classes). They also return the indices `classes`
             (int32), the probabilities `scores` and the names `labels` of the most probable classes, each (batch, top).
@@ -203,7 +203,7 @@ def _scaling_constants(model, normalization):
                 f"{expected} {model.name!r}, in which this layer is inside a model of a custom class. {advice}."
             )
         if changing := [operation.name for operation in before if not isinstance(operation, KEEP_SCALE)]:
-            received = f"{model.name!r} with {', '.join(reversed(changing))} before it"
+            received = f"{model.name!r} with {', '.join(reversed(changing))} before this layer"
             raise ValueError(f"{expected} {received}. {advice}, with apply=True if the model takes raw images.")
     arguments.instance("normalization", normalization, ImageNormalization)
     return {"apply": normalization.apply, "preprocessing": dataclasses.asdict(normalization.preprocessing)}

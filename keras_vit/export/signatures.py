@@ -22,8 +22,8 @@ PARALLEL = 4
 class ImageReader:
     """Decodes a batch of files, strings (batch,), and resizes the images.
 
-    A call returns images, float32 in [0, 255], black if a file cannot be decoded; indices in `STATUSES`, (batch,); and
-    the corners of each crop, (batch, 2, 2), as in `EvaluationTransform.seen`.
+    A call returns three tensors: the images, float32 in [0, 255]; the status of each file, an index in `STATUSES`; and
+    the corners of each crop, as in `EvaluationTransform.seen`. If a file cannot be decoded, its image is black.
     """
 
     image_size: tuple[int, int]
@@ -78,9 +78,9 @@ class ImageReader:
 
 
 class Server:
-    """Creates the signatures of a model. The other arguments are as in `saved_model`.
+    """Creates the signatures of a model. Arguments that are not described here are as in `saved_model`.
 
-    `postprocess` is None or a dict with the keys "activation", "labels" and "top".
+    `names` are the names of the outputs. `postprocess` is None or a dict with "activation", "labels" and "top".
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Server:
         images, status, seen = self._read(image_bytes)
         taps = AttentionTaps(self._model)
         outputs, rollout = taps.rollout(self._cast(self._scaled(images)))
-        # Compute which fractions of the height and the width the patches cover. They are below 1 if the patch size does
-        # not divide the image size.
+        # Compute the fractions of the height and the width that the patches cover. The fractions are below 1 if the
+        # image size is not a multiple of the patch size.
         parts = [n * patch / side for side, n, patch in zip(*taps.layout[:3], strict=True)]
         corners = tf.stack([seen[:, 0], seen[:, 0] + (seen[:, 1] - seen[:, 0]) * parts], axis=1)
         return self._readable_rows({**self._named(outputs), "attention": rollout, "attention_corners": corners}, status)

@@ -19,7 +19,7 @@ WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 
 
 def write_plain(model, folder, names):
-    """Writes a SavedModel of one signature without image decoders and input limits, which converters cannot read."""
+    """Writes a SavedModel of one signature. Converters cannot read image decoders and input limits, so it has none."""
     import tensorflow as tf
 
     def serve(images):
@@ -138,8 +138,8 @@ def read_signatures(path):
     }
 
 
-# A layer's input has outliers if its largest absolute value is more than this factor times its root mean square. If the
-# input were int8, neighbouring int8 values would be more than a third of the root mean square apart.
+# A layer's input has outliers if its largest absolute value is more than this factor times its root mean square. In
+# int8, such an input would be rounded to steps of more than a third of the root mean square.
 _OUTLIER = 100
 
 
@@ -169,7 +169,7 @@ def run_litert(path, batches, settings):
 
 
 def write_openvino(model, path, settings):
-    """Writes OpenVINO's .xml and .bin files. Weights get the export's precision if this does not change them."""
+    """Writes OpenVINO's .xml and .bin files. Weights are stored in the export's precision if they stay exact."""
     import openvino
 
     with tempfile.TemporaryDirectory(prefix="keras_vit_") as folder:

@@ -55,7 +55,7 @@ def torch_module(model: keras.Model):
 
 
 def write_torch_export(model, path, settings):
-    """Writes an exported program, with weights in the precision if this does not change their values."""
+    """Writes an exported program. With float16 or bfloat16, weights are stored in this precision if they stay exact."""
     import torch
 
     precision = settings["precision"]
@@ -73,7 +73,7 @@ def run_torch_export(path, batches, settings):
 
 
 def write_onnx(model, path, settings):
-    """Writes an ONNX file, with weights in float16 or bfloat16 if this does not change their values."""
+    """Writes an ONNX file. With float16 or bfloat16, weights are stored in this precision if they stay exact."""
     import torch
 
     options = {"input_names": ["images"], "output_names": settings["names"], "verbose": False}
@@ -135,7 +135,7 @@ def _traced(model, precision):
 
 
 def _shrink(model, precision):
-    """Stores each constant of an ONNX model in a precision, with a Cast back, if this does not change its values."""
+    """Stores the constants of an ONNX model in `precision` if they stay exact. Cast nodes convert them to float32."""
     import onnx_ir as ir
 
     dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}[precision]

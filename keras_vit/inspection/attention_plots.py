@@ -17,7 +17,7 @@ from keras_vit.prediction.inputs import real_array
 
 
 def attention_overlay(images, attention) -> np.ndarray:
-    """Darkens images where the attention is low. Returns uint8 images, (number, height, width, 1 or 3).
+    """Darkens images where attention is low. Returns uint8 (number, height, width, channels), with 1 or 3 channels.
 
     Args:
         images: (number, height, width, channels), in [0, 255]. The first three channels are shown, or only the first

@@ -77,9 +77,8 @@ def _rollout(taps, inputs, classes):
             return ops.sum(ops.cast(y, "float32") * weight)
 
         gradient, change = gradients(weighted, tokens, ops.zeros_like(tokens))
-        # A are the attention weights, and V are the values. `change` is the gradient of the attention layer's output.
-        # Compute from it the gradient of A V, which is the input of the output projection. Then compute the gradient of
-        # A.
+        # Let A be the attention weights, and V the values. `change` is the gradient of the attention layer's output,
+        # `of_heads` is the gradient of A V, the input of the output projection, and `of_scores` is the gradient of A.
         value = to_numpy(block.attention.project(block.norm_1(tokens))[2])
         of_heads = np.matmul(to_numpy(change), to_numpy(block.attention.out.kernel).T).reshape(value.shape)
         of_scores = np.matmul(of_heads.transpose(0, 2, 1, 3), value.transpose(0, 2, 3, 1))
@@ -90,7 +89,7 @@ def _rollout(taps, inputs, classes):
 
 
 def class_weights(outputs, classes):
-    """Returns one-hot `classes`, (batch, num_classes), or the top-1 classes of the model's `outputs` if None."""
+    """Returns one-hot `classes`, (batch, num_classes). If `classes` is None, uses the top-1 classes of `outputs`."""
     shapes = [tuple(y.shape) for y in outputs]
     if len(shapes) != 1 or len(shapes[0]) != 2:
         raise ValueError(f"Expected a model whose output is (batch, classes). Received: {', '.join(map(str, shapes))}")
@@ -168,7 +167,7 @@ def grad_cam(model: keras.Model, images, classes=None, layer: str | None = None,
 
 
 def _source(model, name):
-    """Returns the layer called `name`, or for None the layer before the last GlobalAveragePooling2D."""
+    """Returns the layer called `name`. If `name` is None, returns the layer before the last GlobalAveragePooling2D."""
     if name is not None:
         found = [layer for layer in sublayers(model, keras.Layer) if layer.name == name]
         if len(found) != 1:

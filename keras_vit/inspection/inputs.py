@@ -49,7 +49,7 @@ def batches(model, inputs, batch_size) -> list:
 
 
 def collect(name, value, depth, parts, compute):
-    """Calls `compute(batch, indices)` for each batch in `parts`, and joins the array of each index over the batches."""
+    """Calls `compute(batch, indices)` for each batch in `parts`. Concatenates the returned arrays of each index."""
     chosen = range(depth) if value is None else list(value) if np.iterable(value) else [value]
     if not all(isinstance(i, numbers.Integral) and type(i) is not bool and -depth <= i < depth for i in chosen):
         raise arguments.invalid(name, f"None, or integers below {depth}, the model's depth", value)
@@ -59,7 +59,7 @@ def collect(name, value, depth, parts, compute):
 
 
 def shaped(name, value, axes):
-    """Returns `value` as a non-empty float32 array with the named `axes`. Axes of one name have one length."""
+    """Returns `value` as a non-empty float32 array with these `axes`. Axes of the same name must be equally long."""
     array, names, sides = real_array(name, value).astype("float32"), axes.split(", "), {}
     same = all(sides.setdefault(axis, side) == side for axis, side in zip(names, array.shape, strict=False))
     if array.ndim != len(names) or not array.size or not same:

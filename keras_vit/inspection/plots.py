@@ -52,7 +52,7 @@ def plot_predictions(
     If a prediction is wrong, the image has a red frame.
 
     Args:
-        images: (number, height, width, 1, 3 or 4), in [0, 255]. The fourth channel is not shown.
+        images: (number, height, width, channels), in [0, 255], with 1, 3 or 4 channels. The fourth is not shown.
         labels: The true classes, (number,), as ints or class names.
         probabilities: (number, classes), with rows that sum to 1. Logits raise a ValueError.
         class_names: The class names in order, or a model that contains its class names.

@@ -53,7 +53,7 @@ class Layer(keras.layers.Layer):
         return None
 
     def spec(self, *shapes):
-        """Returns a `KerasTensor` in the compute dtype for each shape: a tuple if there are several shapes."""
+        """Returns a `KerasTensor` of the shape, in the compute dtype. For several shapes, returns a tuple."""
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -70,7 +70,7 @@ _PLAIN = (Layer, keras.layers.Dense, keras.layers.Dropout, keras.layers.LayerNor
 
 
 # Keras saves the config of the outer layer, but not the LoRA, quantization and freezing of its inner layers. Subclasses
-# call `restore_changes` at the end of `build`, and define `dense_layers` if they have any.
+# call `restore_changes` at the end of `build`. If a subclass has dense layers, its `dense_layers` returns them.
 class CompositeLayer(Layer):
     """A layer with inner layers. Its config also contains the LoRA, quantization and frozen weights of inner layers."""
 

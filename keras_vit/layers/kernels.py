@@ -161,8 +161,8 @@ def _attend_in_slices(query, key, value, bias, training):
         return ops.moveaxis(ops.reshape(x, (-1, x.shape[1], count, size, x.shape[3])), 2, 0)
 
     step = keras.remat(attend_slice) if training else attend_slice
-    # Pass the bias only if there is one, and as an argument. On TensorFlow, `keras.remat` does not accept None, and
-    # computes gradients only for the function's arguments. A bias with one row for all queries is not sliced.
+    # Pass the bias as an argument, because on TensorFlow `keras.remat` computes gradients only for arguments. Leave out
+    # a bias of None, which `keras.remat` does not accept. A bias with one row for all queries is not sliced.
     by_key = [bias] if bias is not None and bias.shape[2] == 1 else []
     parts = [query] if bias is None or by_key else [query, bias]
     # Use a loop over the slices. Without it, XLA and TensorFlow would compute all slices at the same time.

@@ -32,7 +32,7 @@ class MaskedPatchPrediction(MaskedImageModel):
     Args:
         backbone: As in `SimMIM`. Colours are computed from the images before normalization.
         mask_ratio: Float in (0, 1), the fraction of corrupted patches. If this fraction is not a whole number of
-            patches, their number is rounded up or down at random for each image.
+            patches, the number of corrupted patches is rounded up or down at random for each image.
         masked_share: Float in [0, 1], the fraction of corrupted patches that are masked.
         swapped_share: Float in [0, 1], the fraction of corrupted patches that are swapped. The remaining corrupted
             patches are kept.

@@ -12,7 +12,7 @@ UNTOUCHED, MASKED, SWAPPED, KEPT = range(4)
 
 
 def random_mask(batch_size, num_patches, num_masked, seed):
-    """Returns a mask (batch_size, num_patches), True for `num_masked`, an int or (batch_size, 1), random patches."""
+    """Returns a mask, True for `num_masked` random patches. `num_masked` is an int, or an array (batch_size, 1)."""
     return _ranks(batch_size, num_patches, seed) < num_masked
 
 
@@ -23,7 +23,7 @@ def _ranks(batch_size, num_patches, seed):
 
 
 def unit_mask(batch_size, grid_size, unit, mask_ratio, seed):
-    """Returns SimMIM's mask, (batch_size, rows * columns), of random rectangles of `unit` (rows, columns) patches."""
+    """Returns SimMIM's mask of random rectangles, (batch_size, rows * columns). `unit` is their (rows, columns)."""
     unit_rows, unit_columns = (math.ceil(patches / side) for patches, side in zip(grid_size, unit, strict=True))
     num_units = unit_rows * unit_columns
     # Subtract 1e-9, because a product such as 0.7 * 10 may be slightly above 7 in floating point.
@@ -40,7 +40,7 @@ def shuffle(batch_size, num_patches, num_visible, seed):
 
 
 def corruption(batch_size, num_patches, seed, mask_ratio=0.5, masked_share=0.8, swapped_share=0.1):
-    """Returns the kind of each patch, and the index of the patch that replaces it if it is swapped."""
+    """Returns the kind of each patch, and the index of the patch that replaces it if its kind is `SWAPPED`."""
     # Use a different seed for each random tensor, because the same seed would make the tensors correlated.
     streams = arguments.seeds(seed, 4) if isinstance(seed, int) else [seed] * 4
     count_seed, mask_seed, kind_seed, source_seed = streams

@@ -21,9 +21,9 @@ class SimMIM(MaskedImageModel):
         backbone: A ViT of this package for a fixed image size.
         mask_ratio: Float in (0, 1), the fraction of masked squares. The number of masked squares is rounded up, and at
             least one square must stay visible.
-        mask_unit: Int or (height, width) of a square in pixels, a multiple of the patch size. Squares at the right and
-            bottom of the image may be cut off. None uses 32 pixels or a quarter of the image, whichever is smaller,
-            rounded down to whole patches, but at least one patch.
+        mask_unit: Int or (height, width), the size of a square in pixels, a multiple of the patch size. Squares at the
+            right and bottom of the image may be cut off. None uses 32 pixels, or a quarter of the image if this is
+            smaller. This size is rounded down to whole patches, but not to less than one patch.
         seed: Int or None, the random seed of the masks.
 
     Raises:

@@ -13,8 +13,8 @@ from keras_vit.prediction.classes import fitting_class_names, output_activation
 class MetaTeacher(keras.Model):
     """Trains the teacher of `MetaPseudoLabels` with the train step of Keras.
 
-    Batches are (labelled, unlabelled and augmented images, (labels, drawn labels of the augmented images, feedback h,
-    factor of `uda_weight`)).
+    The input of a step is one array of all labelled, unlabelled and augmented images, in this order. The targets are
+    (labels, drawn labels of the augmented images, feedback h, current factor of `uda_weight`).
     """
 
     def __init__(self, model, label_smoothing, uda_weight, uda_temperature, uda_threshold):
@@ -125,10 +125,10 @@ class MetaPseudoLabels(TrainingWrapper):
 
     Reference: [arXiv 2003.10580](https://arxiv.org/abs/2003.10580), section 2 and appendix A. The defaults are from the
     official code for CIFAR-10 with 4,000 labels. The official code differs from the paper and from this class in two
-    points. It uses the teacher's probabilities as soft labels and draws no hard labels, so the feedback multiplies the
-    cross-entropy of the teacher's output with itself as a constant target, whose gradient is 0. Also, the sign of its
-    feedback is the opposite. This class computes the student's loss before and after the step in inference mode, so
-    that dropout does not hide the effect of the step.
+    points. First, it draws no hard labels: its labels are the teacher's probabilities, as constants. The feedback then
+    multiplies the cross-entropy of these constants and the teacher's output. The gradient of this cross-entropy is 0.
+    Second, the feedback has the opposite sign. This class computes the student's loss before and after the step in
+    inference mode, so that dropout does not hide the effect of the step.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class MetaPseudoLabels(TrainingWrapper):
         backend = keras.backend.backend()
         if self.num_replicas > 1 or (backend == "torch" and num_processes() > 1):
             raise RuntimeError(
-                f"Expected one device, or JAX (KERAS_BACKEND=jax) for several. Received: several with {backend}"
+                f"Expected one device, or the JAX backend (KERAS_BACKEND=jax). Received: several devices with {backend}"
             )
         self._hidden.trainer.compile(teacher_optimizer)
         self._hidden.trainer.optimizer.build(self.teacher.trainable_variables)
@@ -282,7 +282,7 @@ class MetaPseudoLabels(TrainingWrapper):
         return result, (weights, [scope.get_current_value(v) for v in variables], *rest)
 
     def _teach(self, state, batch):
-        """Takes a train step of the teacher, whose variables come last in `others`; returns (logs, state)."""
+        """Takes a train step of the teacher; returns (logs, state). The teacher's variables come last in `state[1]`."""
         trainer = self._hidden.trainer
         if state is None:
             logs, _ = _step(trainer.train_step, None, batch)

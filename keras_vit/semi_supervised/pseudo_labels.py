@@ -54,7 +54,8 @@ class PseudoLabels:
         soft = self.settings["kind"] == "soft"
         shape = (len(self.indices), len(self.class_names)) if soft else (len(self.indices),)
         if self.labels.shape != shape or self.confidences.shape != shape[:1]:
-            raise ValueError(f"Expected labels of shape {shape}. Received: {self.labels.shape}")
+            received = f"{self.labels.shape} and {self.confidences.shape}"
+            raise ValueError(f"Expected labels and confidences of shapes {shape} and {shape[:1]}. Received: {received}")
 
     def __len__(self):
         return len(self.indices)
