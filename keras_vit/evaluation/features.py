@@ -115,7 +115,7 @@ def extract_features(
 
 
 def train_and_test(model, train, test, layer=None, batch_size=32, verbose=1):
-    """Returns the features and labels of `train`, then of `test`. Without a model, both must be (features, labels)."""
+    """Returns the features and labels of `train`, then of `test`. If `model` is None, both are (features, labels)."""
     if model is None and layer is not None:
         raise invalid("layer", "None, since `model` is None", repr(layer))
     names = (getattr(data, "class_names", None) for data in (test, train))

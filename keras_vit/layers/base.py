@@ -53,7 +53,7 @@ class Layer(keras.layers.Layer):
         return None
 
     def spec(self, *shapes):
-        """Returns a `KerasTensor` of the shape, in the compute dtype. For several shapes, returns a tuple."""
+        """Returns a `KerasTensor` of the shape, in the compute dtype. Several shapes give a tuple."""
         outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
         return outputs if len(outputs) > 1 else outputs[0]
 
