@@ -4,6 +4,7 @@ import pytest
 
 from keras_vit import from_pretrained, save_weights
 from keras_vit.weights.overwrite import free, overwrite
+from tests.errors import refuses
 from tests.tiny import build, randomize
 
 pytestmark = pytest.mark.every_backend
@@ -20,8 +21,7 @@ def test_overwrite_sets_value_and_keeps_dtype(dtype):
 
 
 def test_overwrite_of_other_shape_is_refused():
-    with pytest.raises(ValueError, match="shape"):
-        overwrite(keras.Variable(np.ones((3, 2), "float32")), VALUE[:1])
+    refuses("shape", overwrite, keras.Variable(np.ones((3, 2), "float32")), VALUE[:1])
 
 
 @pytest.mark.backends("tensorflow")

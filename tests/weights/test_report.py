@@ -1,6 +1,5 @@
 import logging
 
-import numpy as np
 import pytest
 
 import keras_vit
@@ -38,32 +37,6 @@ def test_builder_logs_once_and_warns_of_changes(tiny_file, said, changes, level,
     build(weights=tiny_file, **changes)
     ((found, message),) = said()
     assert found == level and words in message
-
-
-def test_from_pretrained_warns_of_changes_once(tiny_file, said):
-    keras_vit.from_pretrained(tiny_file)
-    assert [level for level, _ in said()] == ["INFO"]
-    keras_vit.from_pretrained(tiny_file, image_size=32)
-    ((level, message),) = said()
-    assert level == "WARNING" and "4 x 4 -> 8 x 8" in message
-    keras_vit.load_weights(build(image_size=32), tiny_file)
-    assert not said(), "it returns its report"
-
-
-def test_bit_builder_warns_of_new_head(tmp_path, said):
-    options = {"stages": (1, 1), "width_factor": 0.5, "image_size": 32}
-    keras_vit.save_weights(randomize(keras_vit.BiT("R50x1", num_classes=5, **options)), tmp_path / "bit.npz")
-    for num_classes, level in ((5, "INFO"), (3, "WARNING")):
-        keras_vit.BiT("R50x1", num_classes=num_classes, weights=tmp_path / "bit.npz", **options)
-        assert [found for found, _ in said()] == [level]
-
-
-def test_skipped_optimizer_state_is_no_warning(tmp_path, tiny_arrays, said):
-    arrays = {f"opt/target/{key}": value for key, value in tiny_arrays.items()}
-    np.savez(tmp_path / "run.npz", **arrays, **{"opt/state/step": np.zeros(1, "float32")})
-    build(weights=tmp_path / "run.npz")
-    ((level, message),) = said()
-    assert level == "INFO" and "opt/state/step: holds no weights" in message
 
 
 def test_file_without_checksum_is_warned_of(tmp_path, said):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_vit.weights.read import open_checkpoint, sha256
+from tests.errors import refuses
 
 
 class Bomb:
@@ -33,8 +34,7 @@ def refusal(path):
 
 def check_unreadable(message, path):
     """Checks that a file is refused with this message before its arrays are read."""
-    with pytest.raises(ValueError, match=message):
-        open_checkpoint(path)
+    refuses(message, open_checkpoint, path)
 
 
 def flipped(data, position, bit):

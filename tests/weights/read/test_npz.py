@@ -13,7 +13,8 @@ import keras_vit
 from keras_vit.weights.read.npz import NpzFile
 from keras_vit.weights.write import write_npz
 from tests.tiny import randomize
-from tests.weights.read.damage import Bomb, check_damage, each_flip
+from tests.weights.helpers import unchanged
+from tests.weights.read.damage import Bomb, each_flip
 
 KERNEL = "embedding/kernel.npy"
 NORM = "Transformer/encoder_norm/scale.npy"
@@ -21,14 +22,13 @@ HEADER = b"\x93NUMPY\x01\x00"
 
 
 def with_member(data, name, content):
-    """Returns the archive with a member added, replaced, or removed if `content` is None."""
+    """Returns the archive with a member added or replaced."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         for info in old.infolist():
             if info.filename != name:
                 new.writestr(info.filename, old.read(info))
-        if content is not None:
-            new.writestr(name, content)
+        new.writestr(name, content)
     return out.getvalue()
 
 
@@ -47,38 +47,37 @@ def npy(array, **kwargs):
 
 def damages(tmp_path):
     """Yields (name, function from the good bytes to the bad bytes, text of the error)."""
-    yield "pickle", lambda d: pickle.dumps(Bomb(tmp_path / "ran")), "is not an .npz archive"
-    yield "npy", lambda d: npy(np.ones(3, "float32")), "is not an .npz archive"
-    yield "foreign_member", lambda d: with_member(d, "readme.txt", b"hello"), "is not an array"
-    yield "raw_pickle_member", lambda d: with_member(d, NORM, pickle.dumps(Bomb(tmp_path / "ran"))), "damaged"
-    objects = np.array([Bomb(tmp_path / "ran")], object)
-    yield "objects", lambda d: with_member(d, NORM, npy(objects, allow_pickle=True)), "Python objects"
-    yield "objects_extra", lambda d: with_member(d, "x.npy", npy(objects, allow_pickle=True)), "Python objects"
-    yield "integers", lambda d: with_member(d, NORM, npy(np.ones(12, int))), "dtype int64"
-    yield "strings", lambda d: with_member(d, NORM, npy(np.array(["a"] * 12))), "dtype <U1"
-    yield "nan", lambda d: with_member(d, NORM, npy(np.full(12, np.nan, "float32"))), "NaN"
-    yield "infinity", lambda d: with_member(d, KERNEL, npy(np.full((4, 4, 3, 12), np.inf, "float32"))), "infinite"
-    yield "short_data", lambda d: with_member(d, NORM, npy(np.ones(12, "float32"))[:-4]), "do not match its shape"
-    yield "long_data", lambda d: with_member(d, NORM, npy(np.ones(12, "float32")) + b"1234"), "do not match its shape"
+
+    def member(name, content):
+        return lambda data: with_member(data, name, content)
+
+    ran = pickle.dumps(Bomb(tmp_path / "ran"))
+    objects = npy(np.array([Bomb(tmp_path / "ran")], object), allow_pickle=True)
+    yield "pickle", lambda data: ran, "is not an .npz archive"
+    yield "npy", lambda data: npy(np.ones(3, "float32")), "is not an .npz archive"
+    yield "foreign_member", member("readme.txt", b"hello"), "is not an array"
+    yield "raw_pickle_member", member(NORM, ran), "damaged"
+    yield "objects", member(NORM, objects), "Python objects"
+    yield "objects_extra", member("x.npy", objects), "Python objects"
+    yield "integers", member(NORM, npy(np.ones(12, int))), "dtype int64"
+    yield "nan", member(NORM, npy(np.full(12, np.nan, "float32"))), "NaN"
+    yield "infinity", member(KERNEL, npy(np.full((4, 4, 3, 12), np.inf, "float32"))), "infinite"
+    yield "short_data", member(NORM, npy(np.ones(12, "float32"))[:-4]), "do not match its shape"
+    yield "long_data", member(NORM, npy(np.ones(12, "float32")) + b"1234"), "do not match its shape"
     huge = HEADER + (118).to_bytes(2, "little")
     huge += b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999,), }".ljust(117) + b"\n"
-    yield "huge_shape", lambda d: with_member(d, NORM, huge), "do not match its shape"
-    yield "evil_header", lambda d: with_member(d, NORM, huge.replace(b"99999999999999,", b"exit(), 0, 0, 0")), "damaged"
-    yield "bad_magic", lambda d: with_member(d, NORM, b"\x93NUMPZ" + bytes(120)), "damaged"
-    yield "bad_version", lambda d: with_member(d, NORM, b"\x93NUMPY\x09\x00" + bytes(120)), "damaged"
-    shapes = {NORM: [(11,), (1, 12)], KERNEL: [(4, 4, 3, 11), (1, 4, 4, 3, 12), (12,)], "cls.npy": [(1, 2, 12)]}
-    for name, shape in [(member, shape) for member in shapes for shape in shapes[member]]:
-        wrong = npy(np.ones(shape, "float32"))
-        yield f"shape_{name}_{shape}", lambda d, n=name, w=wrong: with_member(d, n, w), "does not fit"
-    yield "missing", lambda d: with_member(d, NORM, None), "not in the file"
-    yield "missing_cls", lambda d: with_member(d, "cls.npy", None), "does not fit"
-    for grid in ("[3, 5]", "[0, 0]", "[1e300, 1]", "[Infinity, 1]", "[-4, -4]", "[3000, 3000]", "4"):
+    yield "huge_shape", member(NORM, huge), "do not match its shape"
+    yield "evil_header", member(NORM, huge.replace(b"99999999999999,", b"exit(), 0, 0, 0")), "damaged"
+    yield "deep_header", member(NORM, HEADER + (9001).to_bytes(2, "little") + b"-" * 9000 + b"1"), "damaged"
+    yield "bad_version", member(NORM, b"\x93NUMPY\x09\x00" + bytes(120)), "damaged"
+    for name, shape in ((NORM, (1, 12)), (KERNEL, (4, 4, 3, 11)), (KERNEL, (12,)), ("cls.npy", (1, 2, 12))):
+        yield f"shape_{name}_{shape}", member(name, npy(np.ones(shape, "float32"))), "does not fit"
+    for grid in ("[3, 5]", "[0, 0]", "[1e300, 1]", "[Infinity, 1]", "[3000, 3000]", "4"):
         text = f'{{"keras_vit": {{"grid": {grid}}}}}'.encode()
-        yield f"comment_{grid}", lambda d, c=text: with_comment(d, c), "the grid stated in the file"
-    for value in (3, "x", [], None):
+        yield f"comment_{grid}", lambda data, c=text: with_comment(data, c), "the grid stated in the file"
+    for value in (3, None):
         text = json.dumps({"keras_vit": {"config": value}}).encode()
-        yield f"comment_{value}", lambda d, c=text: with_comment(d, c), "Expected config as a dict"
-    yield "extra", lambda d: with_member(d, "extra/kernel.npy", npy(np.ones(3, "float32"))), "but not in the model"
+        yield f"comment_{value}", lambda data, c=text: with_comment(data, c), "Expected config as a dict"
 
 
 def test_damaged_file_is_refused_and_model_unchanged(tiny, tiny_file, tmp_path):
@@ -96,7 +95,7 @@ def test_damaged_file_is_refused_and_model_unchanged(tiny, tiny_file, tmp_path):
             assert "damaged.npz" in str(error) and expected in str(error), f"{name}: {error}"
         else:
             pytest.fail(f"{name} was loaded")
-        assert all(np.array_equal(a, b) for a, b in zip(before, tiny.get_weights(), strict=True)), name
+        assert unchanged(tiny, before), name
     assert not (tmp_path / "ran").exists()
 
 
@@ -115,12 +114,6 @@ def test_arrays_equal_those_of_numpy(tmp_path_factory, shape, dtype, fortran):
     ((key, read),) = file.read(["a/b"])
     assert key == "a/b" and read.dtype == "float32"
     np.testing.assert_array_equal(read, array.astype("float32"))
-
-
-def test_random_damage_is_refused_or_harmless(tmp_path, arrays):
-    path = tmp_path / "file.npz"
-    write_npz(path, arrays, {"grid": [4, 6]})
-    check_damage(path, refused_at_least=70)
 
 
 def test_bit_flip_in_own_comment_is_refused_or_harmless(tmp_path, arrays):
@@ -143,11 +136,10 @@ def test_facts_are_a_comment_in_json(tmp_path, arrays):
         assert NpzFile(path).facts == ({"a": [1, 2]} if b"a" in comment else {})
 
 
-def test_bit_flip_in_directory_loses_no_array(tmp_path, arrays):
+def test_bit_flip_in_last_record_loses_no_array(tmp_path, arrays):
     path = tmp_path / "file.npz"
     np.savez(path, **arrays)
-    with zipfile.ZipFile(path) as archive:
-        start = archive.start_dir
-    for _ in each_flip(path, start):
+    # The last record of a ZIP archive without a comment has 22 bytes.
+    for _ in each_flip(path, path.stat().st_size - 22):
         with contextlib.suppress(ValueError):
             assert NpzFile(path).entries.keys() == arrays.keys()

@@ -1,9 +1,7 @@
 import argparse
 import io
-import os
 import pickle
 import re
-import subprocess
 import sys
 import zipfile
 
@@ -11,7 +9,8 @@ import numpy as np
 import pytest
 
 from keras_vit.weights.read import open_checkpoint
-from tests.weights.read.damage import Bomb, check_damage, contents, refusal
+from tests.errors import refuses
+from tests.weights.read.damage import Bomb, contents, refusal
 
 torch = pytest.importorskip("torch")
 OTHER_VALUES = [
@@ -122,19 +121,7 @@ def test_values_other_than_float_tensors_are_refused(path, save, value, expected
     assert expected in refusal(path)
 
 
-def test_damaged_zip_format_is_refused_or_harmless(path, state):
-    torch.save(state, path)
-    check_damage(path, refused_at_least=60)
-
-
 def test_missing_torch_is_named(path, save, state, monkeypatch):
     save(state)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match="torch"):
-        open_checkpoint(path)
-
-
-@pytest.mark.long
-def test_readers_and_writers_do_not_import_torch():
-    code = "import sys, keras_vit.weights.read, keras_vit.weights.write; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "numpy"}).returncode == 0
+    refuses("torch", open_checkpoint, path, error=ImportError)
