@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import Preprocessing
-from keras_vit.models.family import FamilyModel, changed, cut_from
+from keras_vit.models.family import FamilyModel, cut_from
 from keras_vit.training import SAM
 from tests.errors import refuses
 from tests.tiny import build
@@ -66,22 +65,6 @@ def test_policy_map_of_a_model_is_kept_in_its_file(pooling, num_classes, tmp_pat
         again.save(tmp_path / "again.keras")
 
 
-@pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
-def test_rotary_angles_have_compute_dtype_in_both_modes(rotary_embedding):
-    import torch
-
-    model, images = build(rotary_embedding=rotary_embedding, dtype="bfloat16"), torch.rand(2, 16, 16, 3)
-    seen = []
-    for block in model.blocks:
-        attention = block.attention
-        attention.call = lambda *a, call=attention.call, **k: seen.append(k["rotary"].dtype) or call(*a, **k)
-    expected = model(images)
-    with torch.no_grad():
-        found = model(images)
-    assert set(seen) == {torch.bfloat16}
-    torch.testing.assert_close(found, expected.detach(), rtol=0.02, atol=0.02)
-
-
 @pytest.mark.parametrize("learning", [True, False])
 def test_nested_model_refuses_other_image_sizes(learning):
     inner = build()
@@ -92,35 +75,12 @@ def test_nested_model_refuses_other_image_sizes(learning):
         outer(images) if learning else outer.predict_on_batch(images)
 
 
-def test_forked_graph_is_the_same_without_gradients():
-    model = build()
-    blocks = [layer.output for layer in model.blocks]
-    # Some outputs are inputs of other layers, one is an input, one appears twice, and one layer is called twice.
-    outputs = {"first": blocks[0], "all": [*blocks, model.output, blocks[0]], "images": model.input}
-    forked = FamilyModel(model.input, outputs | {"again": model.get_layer("block_01")(blocks[-1])})
-    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
-    found, expected = forked.predict_on_batch(images), keras.Model(forked.input, forked.output)(images)
-    assert set(found) == {"first", "all", "images", "again"}
-    keras.tree.map_structure(
-        lambda x, y: np.testing.assert_allclose(x, keras.ops.convert_to_numpy(y), rtol=1e-5, atol=1e-5), found, expected
-    )
-
-
 def test_cut_from_keeps_the_models_class():
     model = build()
     cut = cut_from(model, model.input, model.get_layer("pre_logits").output, name="cut")
     assert type(cut) is type(model) and cut.name == "cut" and cut.config == model.config
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert type(cut_from(plain, plain.inputs, plain.outputs)) is type(keras.Model(plain.inputs, plain.outputs))
-
-
-def test_dict_changes_single_fields_of_the_preprocessing():
-    assert changed(Preprocessing(), {"mean": 0.4, "crop_fraction": 0.9}) == Preprocessing(mean=0.4, crop_fraction=0.9)
-    pillow = Preprocessing(interpolation="bilinear", antialias=True)
-    assert changed(pillow, {"interpolation": "bicubic"}).antialias
-    for value in (pillow, None):
-        assert changed(Preprocessing(), value) is value
-    refuses("fields of a Preprocessing: .*Received: .*'median'", keras_vit.ViTTi16, preprocessing={"median": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -150,6 +110,8 @@ def test_changed_preprocessing_keeps_the_builders_constants():
     assert found.interpolation == "bilinear" and len(found.mean) == 3
     gray = keras_vit.DeiTTi16(preprocessing={"interpolation": "bilinear"}, in_channels=1, **sizes).preprocessing
     assert gray.mean == pytest.approx([np.mean(usual.mean)])
+    message = "fields of a Preprocessing: .*Received: .*'median'"
+    refuses(message, keras_vit.DeiTTi16, preprocessing={"median": 0.5}, **sizes)
 
 
 @pytest.mark.parametrize("name", ["depth", "embed_dim", "global_pool", "mlp_ratio"])

@@ -1,7 +1,6 @@
 import functools
 import hashlib
 import io
-import os
 import re
 import socket
 import traceback
@@ -19,29 +18,9 @@ from tests.weights.helpers import shapes_of
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
 
-GOOGLE = "https://storage.googleapis.com"
-AUGREG = f"{GOOGLE}/vit_models/augreg"
-META = "https://dl.fbaipublicfiles.com"
 ROWS = zoo.list_weights()
 B16 = zoo.ROWS.get("ViTB16.imagenet21k")
 TI16 = zoo.ROWS.get("ViTTi16.augreg_imagenet2012")
-ROW_HAS_PUBLISHED_ADDRESS = [
-    ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
-    ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
-    ("R50ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/R50%2BViT-B_16.npz"),
-    ("ViTL32.sam_imagenet2012", f"{GOOGLE}/vit_models/sam/ViT-L_32.npz"),
-    (
-        "R26ViTS32.augreg_imagenet2012_384",
-        f"{AUGREG}/R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
-        "--imagenet2012-steps_20k-lr_0.01-res_384.npz",
-    ),
-    ("BiTR101x3.imagenet21k_imagenet2012", f"{GOOGLE}/bit_models/BiT-M-R101x3-ILSVRC2012.npz"),
-    ("DeiTTi16Distilled.imagenet2012", f"{META}/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth"),
-    ("ViTH14.mae", f"{META}/mae/pretrain/mae_pretrain_vit_huge.pth"),
-    ("ViTB16.mae_imagenet2012", f"{META}/mae/finetune/mae_finetuned_vit_base.pth"),
-    ("ViTS8.dino", f"{META}/dino/dino_deitsmall8_pretrain/dino_deitsmall8_pretrain.pth"),
-    ("DINOv2G14.lvd142m_reg4", f"{META}/dinov2/dinov2_vitg14/dinov2_vitg14_reg4_pretrain.pth"),
-]
 
 
 @functools.cache
@@ -104,16 +83,13 @@ def check_not_fetched(message, row, error=ValueError):
 
 def check_row(row):
     """Checks that the fields of a row agree with each other and with those of its source."""
-    assert callable(getattr(keras_vit, row.architecture))
-    assert row.name == f"{row.architecture}.{row.tag}"
-    assert zoo.ROWS.get(row.name) is row and zoo.resolve(row.architecture, row.tag) is row
+    assert row.name == f"{row.architecture}.{row.tag}" and zoo.ROWS.get(row.name) is row
     assert row.accuracy is None or (row.num_classes == 1000 and 70 < row.accuracy < 90)
     assert re.fullmatch(r"[\w.+-]+\.(npz|pth|safetensors)", row.filename)
     assert row.filename.endswith(row.url.replace("%2B", "+").rpartition("/")[2])
     assert re.fullmatch(r"https://[\w.%/-]+", row.url)
     assert (row.sha256_prefix is not None) == row.architecture.startswith("DeiT")
     if row.sha256_prefix:
-        assert re.fullmatch("[0-9a-f]{8}", row.sha256_prefix)
         assert row.url.endswith(f"{row.resolution}-{row.sha256_prefix}.pth")
         assert row.architecture.endswith("Distilled") == ("distilled" in row.url)
     if "/augreg/" in row.url:
@@ -125,10 +101,9 @@ def check_row(row):
 
 
 def test_rows_are_unique_and_consistent():
-    for of in (lambda row: row.name, lambda row: row.filename, lambda row: row.url):
-        assert len({of(row) for row in ROWS}) == len(ROWS)
     # Some file systems ignore case.
-    assert len({row.filename.lower() for row in ROWS}) == len(ROWS)
+    for of in (lambda row: row.name, lambda row: row.filename.lower(), lambda row: row.url):
+        assert len({of(row) for row in ROWS}) == len(ROWS)
     # The name of a file starts with its folder if several files have that name.
     assert B16.filename == "imagenet21k-ViT-B_16.npz"
     assert zoo.ROWS.get("ViTB16.sam_imagenet2012").filename == "sam-ViT-B_16.npz"
@@ -137,20 +112,12 @@ def test_rows_are_unique_and_consistent():
         check_row(row)
 
 
-@pytest.mark.parametrize("name, url", ROW_HAS_PUBLISHED_ADDRESS)
-def test_row_has_published_address(name, url):
-    assert zoo.ROWS.get(name).url == url
-
-
 def test_list_weights_filters_and_returns_copies():
     assert {row.architecture for row in zoo.list_weights("ViTB16")} == {"ViTB16"}
     assert sum(len(zoo.list_weights(name)) for name in {row.architecture for row in ROWS}) == len(ROWS)
     refuses("`architecture`. Expected one of 'ViTB8', .*Received: 'B/16'", zoo.list_weights, "B/16")
     zoo.list_weights().clear()
     assert len(zoo.list_weights()) == len(ROWS)
-    # Google has not published these files.
-    assert zoo.ROWS.get("ViTH14.imagenet2012_384") is None
-    assert not [row for row in ROWS if "gsam" in row.url]
 
 
 def test_table_is_aligned_and_columns_are_chosen():
@@ -236,11 +203,10 @@ def test_files_of_other_families_are_checked_by_size(home, offline, name, monkey
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda body: b"PK\x03\x04" + bytes(500), "truncated or damaged"),
-        (lambda body: archive(num_classes=5), "Expected the file of ViTTi16.augreg_imagenet2012. Received: "),
         (lambda body: flipped(body, len(body) // 2, 0), "truncated or damaged"),
+        (lambda body: archive(num_classes=5), "Expected the file of ViTTi16.augreg_imagenet2012. Received: "),
     ],
-    ids=["damaged archive", "other classes", "flipped bit"],
+    ids=["flipped bit", "other classes"],
 )
 def test_wrong_download_never_gets_name_of_checkpoint(server, home, change, message):
     server.body = change(server.body)
@@ -288,20 +254,3 @@ def test_unwritable_cache_names_the_remedy(server, monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(put(tmp_path / "a file")))
     check_not_fetched("a file.*set KERAS_HOME to another", TI16._replace(url=server.url), DownloadError)
     assert not server.requests
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="The superuser writes everywhere")
-def test_read_only_cache_is_read(home, offline):
-    path = put(home / TI16.filename)
-    home.chmod(0o555)
-    assert zoo.fetch(TI16) == str(path)
-
-
-def test_cached_checkpoint_opens_no_socket(home, monkeypatch):
-    def refuse(*_, **__):
-        pytest.fail("a socket was opened")
-
-    put(home / TI16.filename)
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    assert zoo.local_path("augreg_imagenet2012", "ViTTi16") == str(home / TI16.filename)
