@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_vit import cli, training
+from keras_vit import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,8 +35,8 @@ def test_readme_snippets_run_in_order(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KERAS_VIT_WEIGHTS", str(shared / "weights"))
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     Path("cats.png").symlink_to(shared / "data" / "coco_cats.png")
-    # Two images of each of four classes replace the user's folder.
-    for folder in sorted((shared / "data" / "flowers17").iterdir())[:4]:
+    # Two images of each class replace the user's folder.
+    for folder in (shared / "data" / "flowers17").iterdir():
         for image in sorted(folder.iterdir())[:2]:
             link = Path("flowers17", folder.name, image.name)
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,10 @@ def test_readme_snippets_run_in_order(shared, tmp_path, monkeypatch, capsys):
     exec(predict, namespace)
     assert "Egyptian_cat" in capsys.readouterr().out
     exec(fine_tune, namespace)
-    assert Path("flowers.keras").exists() and namespace["model"].output_shape == (None, 4)
+    assert Path("flowers.keras").exists() and namespace["model"].output_shape == (None, 17)
     assert np.isfinite(namespace["model"].history.history["val_loss"]).all()
-    # benchmarks/readme.py measures the accuracy after all epochs.
-    assert "epochs=40" in train
-    exec(train.replace("epochs=40", "epochs=10"), namespace)
-    assert namespace["model"].history.history["val_accuracy"][-1] > 0.8
+    exec(train, namespace)
+    assert namespace["model"].history.history["val_accuracy"][-1] > 0.9
     assert "hidden_dim=96" in capsys.readouterr().out and list(Path("runs", "digits").iterdir())
 
 
@@ -66,11 +64,7 @@ def test_commands_of_readme_and_site_parse():
     pages = [README, *(page.read_text(encoding="utf-8") for page in docs.rglob("*.md"))]
     lines = [line for page in pages for line in page.replace("\\\n", "").splitlines() if line.startswith("keras-vit ")]
     assert len(lines) >= 20
-    for line in lines:
-        args = cli.build_parser().parse_args(shlex.split(line, comments=True)[1:])
-        assert callable(args.run)
-        if line.startswith("keras-vit train"):
-            training.RECIPES[args.recipe].replace(dict(args.set))
+    assert all(callable(cli.build_parser().parse_args(shlex.split(line)[1:]).run) for line in lines)
 
 
 def test_readme_is_short_and_opens_with_the_prediction():

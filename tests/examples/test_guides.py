@@ -1,17 +1,18 @@
-"""Runs the Python of the site's guides, and checks their links and names."""
+"""Runs the Python of the site's guides, and checks their commands, links and names."""
 
 import doctest
 import functools
 import inspect
 import json
 import re
+import shlex
 from pathlib import Path
 
 import keras
 import pytest
 
 import keras_vit
-from keras_vit import training
+from keras_vit import cli, training
 
 GUIDES = Path(__file__).resolve().parents[2] / "examples" / "site" / "docs" / "guides"
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md"))
@@ -32,6 +33,15 @@ def blocks(name):
     """Returns the code blocks of a guide, as (language, text, number of the first line)."""
     text = text_of(name)
     return [(block[1], block[2], text.count("\n", 0, block.start()) + 2) for block in BLOCK.finditer(text)]
+
+
+def commands(name):
+    """Yields the words after `keras-vit` in each shell line of a guide."""
+    for language, text, _ in blocks(name):
+        for line in text.replace("\\\n", " ").splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            for program in {"keras-vit", "keras_vit.cli"}.intersection(words):
+                yield words[words.index(program) + 1 :]
 
 
 def rows(name):
@@ -77,10 +87,21 @@ def test_python_of_guide_prints_the_text_below_it(name, folder, capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_and_scripts_of_guide_exist(name):
-    text = text_of(name)
-    for script in re.findall(r"(?:python|sh|sbatch) ((?:examples|benchmarks)/[\w/]+\.(?:py|sh))", text):
+def test_commands_of_guide_can_be_parsed(name):
+    for words in commands(name):
+        args = cli.build_parser().parse_args(words)
+        assert callable(args.run)
+        if words[0] == "train":
+            training.RECIPES[args.recipe].replace(dict(args.set))
+        elif words[0] == "recipes" and args.name:
+            training.RECIPES[args.name]
+    for script in re.findall(r"(?:python|sh|sbatch) ((?:examples|benchmarks)/[\w/]+\.(?:py|sh))", text_of(name)):
         assert (GUIDES.parents[3] / script).is_file(), script
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_of_guide_have_targets(name):
+    text = text_of(name)
     for path in set(re.findall(r"\]\[(keras_vit[\w.]*)\]", text)):
         functools.reduce(getattr, path.split(".")[1:], keras_vit)
     for link in re.findall(r"\]\(([^):#]+)[^)]*\)", text):
@@ -103,6 +124,12 @@ def test_guide_coming_from_names_existing_arguments():
     named = [name for cell in cells for name in re.findall(r"(?<!\w)`(\w+)(?:=[^`]*)?`", cell)]
     assert len(named) > 80
     assert set(named) - {"load", "augment", "save", "use_ema"} <= known
+
+
+def test_guide_to_the_code_names_each_layer_of_imports():
+    floors = {name for cells in rows("how_it_is_built") for name in re.findall(r"`(\w+)`", cells[0])}
+    contract = (GUIDES.parents[3] / "pyproject.toml").read_text().partition("layers = [")[2].partition("]\n")[0]
+    assert set(re.findall(r"keras_vit\.(\w+)", contract)) <= floors
 
 
 def test_diffs_of_guide_to_the_code_fit_its_files():
