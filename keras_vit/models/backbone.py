@@ -125,7 +125,7 @@ def find_blocks(model, family=None):
 
 
 def _ways_to_blocks(model):
-    """Yields one list per model that directly contains blocks: all models from `model` down to the one with blocks."""
+    """Yields a list for each model that directly contains blocks: the models from `model` down to this model."""
     if is_graph(model) and _blocks(model):
         yield [model]
         return

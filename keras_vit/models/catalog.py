@@ -21,7 +21,7 @@ FAMILIES = {family.name: family for family in (VIT, BIT, COATNET, EFFICIENTNET, 
 def sources():
     """Returns {name: `Source`} for all families.
 
-    Several families have a source named "keras". The dict contains only the one of the last such family.
+    Several families have a source named "keras". The dict contains only the source of the last such family.
     """
     return {source.name: source for source in _all_sources()}
 

@@ -87,7 +87,7 @@ class FamilyModel(CheckedRuns, keras.Model):
         forward.follow_jit_compile(self, jit_compile)
 
     def get_compile_config(self):
-        # Keras would save True or False in place of "auto", and another backend would then not choose for itself.
+        # Keras would save True or False in place of "auto". Another backend would then not use its own default.
         config = super().get_compile_config()
         return config and {**config, "jit_compile": self._given_jit_compile}
 
@@ -178,8 +178,8 @@ class Family:
         recognise: Function `recognise(keys, container, facts)` that returns the `Source` of a file with these keys,
             this format and these metadata, or None. If this function returns None, the `recognises` methods of
             `sources` are called.
-        refused_h5: Regular expression of a key that only .weights.h5 files of this family have, if the package cannot
-            read these files.
+        refused_h5: Regular expression of keys. If a key of a .weights.h5 file matches, the file is refused, because the
+            package cannot read such files of this family.
         settings: Names of the config fields that change the outputs, but do not follow from the shapes of a file's
             arrays.
         fit: Function `fit(file, found, fields, given)` that checks config fields against a checkpoint, and returns a
@@ -225,8 +225,8 @@ class Family:
     def split(self, given, function=None):
         """Splits arguments into (config fields, options of `make`).
 
-        An argument that is None is omitted, except if it is a field that may be None and that only some families have,
-        such as `head_dim`.
+        Arguments that are None are omitted. Exceptions are optional fields that not all families have: for a field such
+        as `head_dim`, None is a value.
 
         Raises:
             ValueError: If a name is neither a field nor an option. The error names `function`, which the user called.

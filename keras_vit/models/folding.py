@@ -63,7 +63,7 @@ def _layers_to_fold(model):
         )
     if not embedding.use_bias:
         raise ValueError(
-            f"Expected a model with patch_bias=True, which the mean is folded into. Received: model {model.name!r}"
+            f"Expected a model with patch_bias=True, because folding changes this bias. Received: model {model.name!r}"
         )
     scaled = normalization.output
     readers = [operation for operation, inputs in nodes_before(model.outputs) if any(x is scaled for x in inputs)]

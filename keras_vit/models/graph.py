@@ -105,8 +105,8 @@ def _flat(operations):
 def activation_behind(tensor, known=("softmax", "sigmoid")):
     """Returns the name of the activation that computes a tensor; None if the name is not in `known`.
 
-    Averages and identities between the activation and the tensor are skipped. "linear" in `known` stands for a dense
-    layer without activation.
+    Averages and identities between the activation and the tensor are skipped. If `known` contains "linear", this is the
+    name for a dense layer without activation.
     """
     operation, _, inputs, tensor_index = producing_call(tensor)
     while isinstance(operation, keras.Model):

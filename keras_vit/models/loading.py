@@ -195,7 +195,7 @@ def _differing_parts(there, own, found, here):
 
 
 def _layout(config, fields, grid, num_prefix_positions, position_interpolation, tables):
-    """Returns the `Layout` of a model or checkpoint with these fields; `config` is a config or a config class."""
+    """Returns the `Layout` of a model or checkpoint. `config` is a model's config, or a checkpoint's config class."""
     sizes = {name: fields.get(name) for name in config.sizes}
     layout = *head_sizes(fields), fields["num_classes"], grid, num_prefix_positions, position_interpolation, tables
     return Layout(*layout, sizes, config.describe(fields))

@@ -138,8 +138,8 @@ def profile(model, image_size=None):
 def paper_table(image_size=224):
     """Returns a table of the costs of the papers' models next to the published parameter counts.
 
-    The models have 1,000 classes. The ViT paper gives one count per size, which holds for one of the patch sizes: 86
-    million is the count of B/16, and 307 million is the count of L/32.
+    The models have 1,000 classes. The ViT paper gives one count for all patch sizes of B, which is the count of B/16,
+    and one count for all patch sizes of L, which is the count of L/32.
 
     Args:
         image_size: Int or (height, width), in pixels.
@@ -193,7 +193,7 @@ class _Counter:
             if wants not in (None, width):
                 raise ValueError(
                     f"Invalid value received for argument `image_size`. Expected a size for which the layer {name!r} "
-                    f"receives {wants} features, as many as its weights have. Received: {self.image_size}, for which "
+                    f"receives {wants} features, the width of its weights. Received: {self.image_size}, for which "
                     f"{name!r} receives {width}"
                 )
         # PatchDropout keeps all patches at inference, but its output spec has an unknown number of tokens.

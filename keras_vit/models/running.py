@@ -46,7 +46,7 @@ class CheckedRuns:
             return function(x, *args, **kwargs)
         except BaseException:
             # While Keras runs on JAX, the variables are empty, because Keras takes out their values. After an error,
-            # put the values back. The metrics may be new.
+            # put the values back. New metrics have no kept value, so reset all metrics.
             self.jax_state_sync()
             self.reset_metrics()
             for variable, value in kept:

@@ -53,7 +53,7 @@ def _load(path):
             ) from error
         # Keras raises TypeError for an unknown layer.
         raise ValueError(
-            f"Cannot read {path!r}. If the model has your own layers, define them in Python and load it there. {error}"
+            f"Cannot read {path!r}. If the model has your own layers, define them before you load the file. {error}"
         ) from error
     except _DAMAGE as error:
         raise ValueError(f"{damaged} ({type(error).__name__}: {error}).") from error
@@ -96,8 +96,8 @@ class SavedModel(WeightsFile):
         model, expected = self.model, f"Expected {self.path!r} to contain a whole model built by keras_vit."
         if not isinstance(model, FamilyModel):
             raise ValueError(
-                f"{expected} Received: a {type(model).__name__}. Load the file by from_pretrained(path), without other "
-                "arguments. Save the inner model, model.get_layer(...), to a new file, and load that file instead."
+                f"{expected} Received: a {type(model).__name__}. Call model = from_pretrained(path), without other "
+                "arguments. Save the inner model, model.get_layer(...), to a new file, and use the new file instead."
             )
         if find_normalization(model).folded:
             raise ValueError(f"{expected} Received: a model folded by fold_preprocessing. Use the original model.")

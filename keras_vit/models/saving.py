@@ -50,7 +50,7 @@ def save_weights(
 
     Raises:
         ValueError: If the format is unknown or cannot hold the model's weights, if the library that reads the format
-            would compute other outputs than the model, or if older files of a repository would be read with it.
+            would compute other outputs than the model, or if reading `path` would also read an older upload.
         OSError: If an upload fails. Denied access raises PermissionError; a missing network raises ConnectionError.
 
     Example:
@@ -167,8 +167,8 @@ def _check(model, format, source, fields, variables, allow, settings_are_stored)
     num_heads, head_dim = head_sizes(fields)
     if format in ("timm", "huggingface") and num_heads and head_dim * num_heads != fields["hidden_dim"]:
         raise ValueError(
-            f"The format {format!r} needs heads that divide the width. Received: {num_heads} heads of {head_dim} in "
-            f"{fields['hidden_dim']} channels"
+            f"The format {format!r} needs a num_heads that divides hidden_dim. Received: num_heads={num_heads} and "
+            f"hidden_dim={fields['hidden_dim']}"
         )
     # Do not check the activation and the epsilon if the format is a folder, whose config.json stores them.
     names = ("activation", "layer_norm_epsilon", "resnet_epsilons", "pool_padding")

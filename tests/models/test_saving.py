@@ -35,7 +35,7 @@ NOT_WRITTEN = [
     ("timm.safetensors", {"pooling": "token_gap", "activation": "gelu"}, 'has pooling="token_gap"'),
     ("npz", {"pooling": "map"}, "pooling/probe"),
     ("npz", TOKEN_GAP, "and a class token"),
-    ("huggingface", {"hidden_dim": 16, "head_dim": 5}, "heads that divide the width"),
+    ("huggingface", {"hidden_dim": 16, "head_dim": 5}, "a num_heads that divides hidden_dim"),
     ("huggingface", {"distillation_token": True, "num_classes": 0}, "needs distillation_token=False"),
     ("flax", {}, "Expected one of 'npz', 'big_vision', 'timm', 'huggingface'"),
 ]

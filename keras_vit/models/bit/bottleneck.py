@@ -7,7 +7,7 @@ from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
 
 def conv_options(pre_activation, epsilons):
-    """Returns the options of `StandardizedConv2D` in a ResNet with these arguments of `Bottleneck`.
+    """Returns the options of each `StandardizedConv2D` in a ResNet. The arguments are as in `Bottleneck`.
 
     `pre_activation` is True for BiT and False for the ResNets of hybrids.
     """
@@ -29,7 +29,7 @@ class Bottleneck(CompositeLayer):
     """A ResNet bottleneck unit with group normalization (32 groups) and standardized convolutions.
 
     The residual branch has three convolutions: 1 x 1, 3 x 3 with the stride, and 1 x 1. If the unit changes the shape
-    of the images, a 1 x 1 convolution projects the shortcut. The unit has `4 * width` output channels.
+    of the feature map, a 1 x 1 convolution projects the shortcut. The unit has `4 * width` output channels.
 
     With `pre_activation=False`, as in hybrids, a norm follows each convolution and the projection, and a ReLU follows
     the first two norms and the sum. With True, as in BiT, a norm and a ReLU precede each convolution, and the

@@ -34,7 +34,7 @@ def total_stride(stages):
 
 
 def parts_of_resnet(fields):
-    """Yields a text for messages about the ResNet in a dict of config fields; yields nothing without a ResNet."""
+    """Yields a description of the ResNet in a dict of config fields. Yields nothing if there is no ResNet."""
     if fields["stages"] is not None:
         yield f"a ResNet of stages {fields['stages']}, width factor {fields['width_factor']:g}"
 

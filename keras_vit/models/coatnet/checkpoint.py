@@ -40,7 +40,7 @@ def config_of(path, name, args):
         raise ValueError(f"Cannot load {path!r}: timm's {name!r} is not supported. Expected one of {known}.")
     for key, value in args.items():
         if key in _SIZES:
-            # If a model does not have a layer, timm's value may be 0.
+            # For a layer that the model does not have, timm may write 0 instead of None.
             fields[_SIZES[key]] = value or None
         elif not _IGNORED.fullmatch(key) and (key, value) != ("global_pool", "avg"):
             raise ValueError(f"Cannot load {path!r}: {key}={value!r} in its config is not supported.")
@@ -113,8 +113,8 @@ def timm_variant(fields):
     """Returns the name of timm's CoAtNet with these `fields` (from `fields_from_arrays`), or None if there is none."""
     for name in NAMES:
         config = CoAtNetConfig.from_variant(name)
-        # `fields` is from the arrays of a file. They show the number of MBConv blocks even if `conv_depths` of the
-        # variant is None. They do not show the initial value of LayerScale, so `fields` contains 1.0.
+        # `fields` is from the arrays of a file. The arrays show the numbers of MBConv blocks, so replace the variant's
+        # None by numbers. The arrays do not show the initial value of LayerScale, for which `fields` contains 1.0.
         usual = tuple(depth if i < 2 else 0 for i, depth in enumerate(config.depths))
         shown = {"conv_depths": config.conv_depths or usual, "layer_scale_init": config.layer_scale_init and 1.0}
         if all({**vars(config), **shown}[field] == value for field, value in fields.items()):
@@ -195,6 +195,6 @@ def _grid_of_table(file, found, weight):
 
 
 def _side(count):
-    """Returns the side of the square feature map whose position table has `count` offsets; None if there is none."""
+    """Returns the side of the square feature map whose position table has `count` offsets; None if no side fits."""
     root = math.isqrt(max(count, 0))
     return (root + 1) // 2 if root * root == count and root % 2 else None

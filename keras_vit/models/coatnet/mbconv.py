@@ -17,9 +17,9 @@ class MBConv(CompositeLayer):
     Each convolution but the last is followed by batch normalization and an activation. A 1 x 1 convolution projects the
     shortcut if the number of channels changes.
 
-    The arguments are as in `CoAtNetConfig`, except for these: `filters`, `hidden_dim` and `reduced_dim` are the
-    channels of the output, after the expansion and inside squeeze-and-excitation. `activation` follows the expansion,
-    the depthwise convolution and, with `pre_norm_activation`, the first norm.
+    The arguments are as in `CoAtNetConfig`, except for three numbers of channels: `filters` in the output, `hidden_dim`
+    after the expansion, and `reduced_dim` inside squeeze-and-excitation. `activation` follows the expansion, the
+    depthwise convolution and, with `pre_norm_activation`, the first norm.
 
     Reference: [arXiv 2106.04803](https://arxiv.org/abs/2106.04803), section 2.1 and appendix A.1. The paper does not
     state the window of the max pooling, or whether a shortcut with equal channels is projected. This layer uses 2 x 2

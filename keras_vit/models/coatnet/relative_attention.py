@@ -15,8 +15,8 @@ from keras_vit.layers.kernels import attend
 class RelativeAttention(CompositeLayer):
     """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
 
-    Each head has a bias for each offset. An offset is the number of rows and columns from a key to a query. The biases
-    are in a learned table for feature maps of `grid_size`, which is resized for feature maps of another size. If
+    Each head has a bias for each offset. An offset is the number of rows and columns from a key to a query. A learned
+    table contains the biases for feature maps of `grid_size`. For other feature maps, the table is resized. If
     `position_mlp_dim` is set, an MLP of this hidden width computes the biases instead. The MLP receives each offset x
     as `sign(x) * log(1 + |x|)`. Input shape: (batch, rows, columns, channels).
 

@@ -62,7 +62,7 @@ def _settings_from_architecture(file):
     name = file.config.get("architecture")
     match = re.fullmatch(_NAME, str(name))
     if match is None:
-        raise _unsupported(file, f"{name!r} of timm", "efficientnet_b0 to _b8 or _l2, or such a name after tf_")
+        raise _unsupported(file, f"{name!r} of timm", "efficientnet_X or tf_efficientnet_X, where X is b0 to b8 or l2")
     found = dict(OFFICIAL if match["official"] else OF_TIMM)
     for key, value in {"global_pool": file.config.get("global_pool"), **timm_config.model_args(file)}.items():
         if key == "pad_type" and value in ("same", ""):
@@ -135,7 +135,7 @@ def _noisy_student(file):
 
 
 def _sizes(file):
-    """Returns the config fields (widths, repeats) from the shapes in a file; 0 stands for a missing weight."""
+    """Returns the config fields (widths, repeats) from the shapes in a file. The width of a missing weight is 0."""
     stages = [f"stage_{number}_block_" for number in range(1, len(STAGES) + 1)]
     layers = ("stem_conv", *(f"{stage}01/project_conv" for stage in stages), "top_conv")
     widths = [file.size(f"{layer}/kernel", 4, 3) or 0 for layer in layers]

@@ -9,7 +9,7 @@ from keras_vit.weights import codecs
 from keras_vit.weights.source import Name, Source
 
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
-# The layers outside the blocks, and the layers of a block. `_rows` gets the names of other code bases in this order.
+# The layers outside the blocks, and the layers of a block. The names that `_rows` receives have the same order.
 # Blocks of the first stage do not have the last two layers.
 _ENDS = ("stem_conv", "stem_norm", "top_conv", "top_norm", "head")
 _BLOCK = (

@@ -32,7 +32,7 @@ def _put_preprocessing(file, found):
         constants = IMAGENET_PREPROCESSING
     larger = source == "mae" and grid and patch and max(n * side for n, side in zip(grid, patch, strict=True)) > 224
     if larger or (source == "deit" and scaled):
-        # DeiT III's images, and MAE's images above 224 pixels, are evaluated without cropping the shorter side.
+        # The evaluation of DeiT III, and of MAE above 224 pixels, crops only the longer side of an image.
         constants = {**IMAGENET_PREPROCESSING, "crop_fraction": 1.0, "resize_mode": "crop"}
     # At these widths, DINOv3 has models for photos and for satellite images, which differ in their preprocessing.
     two_kinds = source.startswith("dinov3") and found.get("hidden_dim") in (1024, 4096)
