@@ -27,12 +27,12 @@ class TrainingWrapper(CheckedRuns, keras.Model):
 
     @property
     def num_replicas(self):
-        """The number of replicas of a TensorFlow strategy, over which gradients are summed; 1 without a strategy."""
+        """The number of replicas over which a TensorFlow strategy sums gradients; 1 without a strategy."""
         strategy = getattr(self, "distribute_strategy", None)
         return 1 if strategy is None else strategy.num_replicas_in_sync
 
     def forward_passes(self):
-        """Returns the models and the (object, method name) pairs that `jit_compile=True` compiles on PyTorch."""
+        """Returns a list of models and of (object, method name) pairs. `jit_compile=True` compiles them on PyTorch."""
         return [self.plain_model]
 
     def compile(self, *args, jit_compile="auto", **kwargs):

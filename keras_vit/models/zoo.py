@@ -111,9 +111,9 @@ def fetch(row):
         download(row.url, folder / row.filename, **known)
     except OSError as error:
         raise DownloadError(
-            f"{error} To use {row.name} without a download, get {row.url} on another machine and put it, under the "
-            f"name {row.filename!r}, into {str(folder)!r} or into the folder that the environment variable "
-            f"{FOLDER_VARIABLE} names ({os.environ.get(FOLDER_VARIABLE) or 'not set now'}). If {str(folder)!r} cannot "
+            f"{error} To use {row.name} without a download, get {row.url} on another machine. Name the file "
+            f"{row.filename!r}, and put it into {str(folder)!r} or the folder in the environment variable "
+            f"{FOLDER_VARIABLE} ({os.environ.get(FOLDER_VARIABLE) or 'not set now'}). If {str(folder)!r} cannot "
             "be written, set KERAS_HOME to another folder."
         ) from None
     return str(folder / row.filename)

@@ -18,7 +18,7 @@ class Identity:
         return tuple(array.shape for array in self.to_file(np.empty(shape), heads))
 
     def model_shape(self, shapes):
-        """Returns the shape of the weight in the model. One axis may join num_heads and head_dim.
+        """Returns the shape of the model's weight, or this shape with num_heads and head_dim joined into one axis.
 
         `shapes` are the shapes of the file's arrays.
         """
@@ -78,7 +78,7 @@ class Flat(Identity):
 class Transposed(Identity):
     """The file has a dense kernel in PyTorch's layout: the outputs, the inputs, then `ones` axes of length 1.
 
-    In the model's weight, the first axes, as many as `inputs`, are inputs. The other axes are outputs.
+    In the model's weight, the first `inputs` axes are the inputs of the layer. The other axes are its outputs.
     """
 
     def __init__(self, inputs=1, ones=0):

@@ -72,7 +72,7 @@ def _refuse_stale(name, files, written, inside):
     """Raises if reading `name` after the upload of the files `written` would also read older files."""
     try:
         _, patterns = _choose(name, [*written, *(set(files) - set(written))], inside)
-    # With several checkpoints, the reader cannot choose one.
+    # If there are several checkpoints, `_choose` raises a ValueError.
     except ValueError:
         patterns = [f"{glob.escape(inside)}*{suffix}" for suffix in _FILES]
     if stale := [file for file in files if file not in written and any(fnmatch.fnmatch(file, p) for p in patterns)]:

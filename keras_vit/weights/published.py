@@ -27,7 +27,7 @@ class PublishedCheckpoint(NamedTuple):
     # A tag has the form "recipe_classes_resolution", such as "augreg_imagenet2012_384". The recipe is omitted if it is
     # the architecture's original one, as in the ViT, BiT and DeiT papers. A resolution of 224 is omitted too. The tag
     # of a fine-tuned BiT is "pretraining_classes". For a model without a classifier, the tag is a recipe or data set.
-    # Only "openai_336" also contains the resolution. Models with "reg4" have 4 register tokens.
+    # In "openai_336", the resolution follows the recipe. Models with "reg4" have 4 register tokens.
     tag: str
     url: str
     # The argument `source` of `load_weights`.
@@ -42,8 +42,7 @@ class PublishedCheckpoint(NamedTuple):
     accuracy: float | None
     # The SPDX name of the license, such as "Apache-2.0".
     license: str
-    # The file name in the cache. It is the published name. If several files have this name, the folder's name comes
-    # before it.
+    # The file name in the cache: the published name or, if several files have the same name, "FOLDER-NAME".
     filename: str
 
     @property

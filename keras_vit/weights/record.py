@@ -33,6 +33,6 @@ def read_record(file, found):
     fields = {name: getattr(config, name) for name in names}
     found.put(STATED, **{name: value for name, value in fields.items() if name not in found.values})
     method = getattr(config, "position_interpolation", None)
-    # Version 0.2 wrote "linear" for all models of a fixed image size, and wrote no version.
+    # Version 0.2 wrote no version, and wrote "linear" for each model of a fixed image size. Ignore this "linear".
     if method is not None and (config.image_size == (None, None) or method != "linear" or "version" in file.own):
         found.position_interpolation = method

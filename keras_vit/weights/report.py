@@ -18,7 +18,7 @@ class LoadReport:
 
     Args:
         path: Path of the file.
-        source: Name of the code base of the file's format.
+        source: Name of the code base that uses the file's format.
         model: Name of the model.
         loaded: Dict from weight path to shape.
         resized: Dict from the path of a resized weight (positions or patches) to a text with both sizes.

@@ -17,8 +17,8 @@ def resize_positions(grid, rows, columns, method="linear"):
 
 def resize_patches(kernel, patch_size):
     """Resizes a (height, width, channels, hidden_dim) kernel to `patch_size` with FlexiViT's pseudo-inverse."""
-    # See arXiv 2212.08013, section 3.4. With the new kernel, resized patches give equal outputs or, if the patches were
-    # made smaller, the closest possible outputs.
+    # See arXiv 2212.08013, section 3.4. On larger patches, the new kernel has the same outputs as the old kernel on the
+    # original patches. On smaller patches, the outputs are as close as possible.
     rows, columns = (
         np.linalg.pinv(resize_matrix(old, new, "bilinear").T)
         for old, new in zip(kernel.shape[:2], patch_size, strict=True)

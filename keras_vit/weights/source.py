@@ -109,7 +109,7 @@ class Source:
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def with_variant_names(self, keys):
-        """Returns this source for reading a file. Applies the items of `spellings` whose keys are all in `keys`."""
+        """Returns this source for a file with `keys`. Applies a spelling if the file has all keys of the spelling."""
 
         def holds(rows):
             return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
@@ -117,7 +117,7 @@ class Source:
         return self._with(rows for rows in self.spellings.values() if holds(rows))
 
     def spelled_for(self, config):
-        """Returns this source with the names that a file of a model with `config` must have, by `spellings`."""
+        """Returns this source for writing a model. Applies the spellings whose config fields are set in `config`."""
         return self._with(rows for field, rows in self.spellings.items() if getattr(config, field, False))
 
     def _with(self, spellings):

@@ -123,7 +123,7 @@ def _differences(name, config):
     }
     for field, value in settings_of_name(name).items():
         found = own.get(field, getattr(config, field, None))
-        # timm's `VisionTransformer` accepts `ACTIVATIONS` as `act_layer`, so the name need not determine them.
+        # timm's `VisionTransformer` accepts any of `ACTIVATIONS` as an argument, so this field may differ from timm's.
         free = field == "activation" and not computed_by_eva(config) and not config.gated_mlp and found in ACTIVATIONS
         if found != value and not free:
             yield field, value, found

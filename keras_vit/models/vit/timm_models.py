@@ -124,8 +124,7 @@ def fields_from_folder(path, config):
         elif key == "global_pool":
             found["pooling"] = translated(path, key, value, _POOLINGS)
         elif key == "act_layer":
-            # Keep `act_layer` too. It shows that the folder contains an activation, which replaces the default of gated
-            # MLPs.
+            # Keep `act_layer` too. If the folder contains this key, gated MLPs do not get their default activation.
             found[key] = found["activation"] = translated(path, key, value, {name: name for name in ACTIVATIONS})
         elif key == "norm_layer":
             found["layer_norm_epsilon"] = translated(path, key, value, {"layernorm": 1e-6})

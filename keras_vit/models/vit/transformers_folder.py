@@ -10,8 +10,8 @@ from keras_vit.weights.source import Source, dense
 
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
-# The fields that select the class, with their most common values. `head` is True if num_classes > 0, and `layer_scale`
-# if the model has LayerScale.
+# The fields that select the model class of transformers, with their most common values. `head` is True if
+# num_classes > 0. `layer_scale` is True if the model has LayerScale.
 _USUAL = {
     **USUAL,
     **{"head": False, "pooling": "token", "distillation_head": True, "return_both_heads": False},
@@ -65,7 +65,7 @@ _BIAS, _REPRESENTATION = {"qkv_bias": _ANY}, {"qkv_bias": _ANY, "representation_
 _GAP = {"pooling": "token_gap"}
 _TEACHER = dataclasses.replace(HUGGINGFACE, names={**HUGGINGFACE.names, **dense("head", "cls_classifier")})
 _WITH_REGISTERS = "dinov2_with_registers"
-# If several kinds fit a model, the first one is written.
+# If several of these kinds fit a model, the first fitting kind is written.
 KINDS = (
     Kind("ViTForImageClassification", "vit", HUGGINGFACE, _HEAD | _BIAS, "vit."),
     Kind("ViTModel", "vit", HUGGINGFACE, _REPRESENTATION),

@@ -24,7 +24,7 @@ class Stem(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The sizes of a variant. `stages` is None if no ResNet computes the input of the patch embedding."""
+    """The sizes of a variant. `stages` are the units per stage of a hybrid's ResNet. It is None without a ResNet."""
 
     size: Size
     patch_size: int

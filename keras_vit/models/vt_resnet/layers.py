@@ -42,9 +42,9 @@ def softmax_weights(scores, dtype):
 class Tokenizer(CompositeLayer):
     """Base class of layers that pool the pixels X of a feature map into visual tokens, `T = softmax_HW(scores)^T X`.
 
-    `softmax_HW` is the softmax over all pixels. If `token_dim`, the width of a token, is neither None nor the width of
-    the feature map, the tokens are `T W_V` instead of T. With `return_attention_scores`, the attention weights, (batch,
-    num_tokens, height, width), are returned too.
+    `softmax_HW` is the softmax over all pixels. `token_dim` is the width of a token. None: the width of the feature
+    map. If the two widths differ, the tokens are `T W_V` instead of T. With `return_attention_scores`, the attention
+    weights, (batch, num_tokens, height, width), are returned too.
     """
 
     def __init__(self, token_dim=None, **kwargs):

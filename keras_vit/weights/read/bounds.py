@@ -42,5 +42,5 @@ def check_pickles(path, file, count=1):
                 if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(value) > place:
                     raise refuse(path, f"its pickle has the memo index {value}, which is too large at byte {place}")
                 if opcode.name == "GLOBAL" and value.split(" ")[-1] in _GROWING:
-                    why = "which could need any amount of memory. NumPy arrays and numbers in a file need such calls"
+                    why = "which could need any amount of memory. NumPy arrays and NumPy numbers need such calls"
                     raise refuse(path, f"its pickle calls {value.replace(' ', '.')}, {why}. Save only the state dict")

@@ -39,7 +39,7 @@ class WeightsFile:
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
-        # True if damage to the arrays cannot go unnoticed: a SHA-256 is checked, or the format has checksums.
+        # True if all damage to the arrays is noticed, because a hash is checked or the format has checksums.
         self.verified = known_digits(self.path) is not None
         self.entries = {}
         self.facts = {}
@@ -64,8 +64,8 @@ class WeightsFile:
                 if abs(largest) > LARGEST:
                     raise refuse(
                         self.path,
-                        f"{key!r} holds {largest:g}, too large for a weight, so the file is probably damaged. If it is "
-                        f"not, pass its SHA-256 as sha256=, or write it to {os.path.basename(self.path)}.sha256",
+                        f"{key!r} holds {largest:g}, too large for a weight, so the file is probably damaged. If not, "
+                        f"pass the file's SHA-256 as sha256= or in a file {os.path.basename(self.path)}.sha256",
                     )
                 yield key, array
 
@@ -176,7 +176,7 @@ def check_sha256(path, expected):
     if not isinstance(expected, str) or not re.fullmatch(_DIGEST, expected):
         raise arguments.invalid("sha256", "64 hexadecimal digits", expected)
     if os.path.isdir(path):
-        raise arguments.invalid("sha256", "None with a folder (write <file>.sha256 next to its files)", expected)
+        raise arguments.invalid("sha256", "None for a folder (write each file's SHA-256 to <file>.sha256)", expected)
     _check_digits(path, expected)
 
 
@@ -193,7 +193,7 @@ def _git_hash(path):
 
 
 def digest_in(sidecar, name):
-    """Returns the SHA-256 of `name` that the file `sidecar` contains, or None if there is no such file.
+    """Returns the SHA-256 of the file `name` from the file `sidecar`, or None if `sidecar` does not exist.
 
     `sidecar` is in the format of `sha256sum`.
     """

@@ -24,7 +24,7 @@ OTHER_VALUES = [
     (torch.ones(2), "holds a Tensor instead of a state dict"),
     ([torch.ones(2)], "holds a list instead of a state dict"),
     ({"w": torch.tensor([1.0, float("nan")])}, "'w' holds 1 NaN"),
-    ({"model": {"w": torch.ones(2)}, "best": np.float64(0.5)}, "NumPy arrays and numbers"),
+    ({"model": {"w": torch.ones(2)}, "best": np.float64(0.5)}, "NumPy arrays and NumPy numbers"),
 ]
 
 

@@ -150,5 +150,5 @@ CLIP = Source(
     prefixes=("vision_model.",),
 )
 
-# CLIP precedes SigLIP, because CLIP's `mark` distinguishes its files from SigLIP's.
+# CLIP precedes SigLIP, because only CLIP has a `mark`. A file of CLIP would also match SigLIP.
 TRANSFORMERS = (HUGGINGFACE, DINOV2, DINOV3, CLIP, SIGLIP)

@@ -17,7 +17,7 @@ _BLOCK = "blocks.{block}."
 _QKV_BIAS = BLOCK + "attention/qkv/bias"
 # The first layer of a gated MLP, stored as two layers.
 _W1_W2 = gated(BLOCK + "mlp/dense_1", _BLOCK + "mlp.w1", _BLOCK + "mlp.w2")
-# The aliases of a gated MLP's fused first layer and of its last layer.
+# The aliases of the fused first layer, and of the last layer, of a gated MLP.
 _GATED = [(r"\.mlp\.w12\.", ".mlp.fc1."), (r"\.mlp\.w3\.", ".mlp.fc2.")]
 # Training files have key prefixes, pre-training heads, and tokens that replace masked patches.
 _PREFIXES = ("module.", "backbone.")
@@ -143,7 +143,7 @@ _BY_WRAPPERS = {"teacher": DINO, "student": DINO, "target_encoder": IJEPA, "enco
 def recognise(keys, container, facts):
     """Returns the `Source` of a file, or None. Distinguishes sources whose first layer has the same key."""
     if OFFICIAL.matches(keys) or BIG_VISION.matches(keys):
-        # Both sources have the same key for the patch embedding. The key of the position table, or the prefix, differs.
+        # In both sources, the patch embedding has the same key, so compare other keys and the prefix of the keys.
         old = any(key.endswith("posembed_input/pos_embedding") for key in keys)
         stacked = any("encoderblock/" in key for key in keys)
         prefixed = any(key.startswith("params/") or key.endswith("MAPHead_0/probe") for key in keys)
