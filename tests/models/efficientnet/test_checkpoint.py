@@ -21,7 +21,7 @@ from tests.weights.helpers import check_not_saved, check_refused, outputs, timm_
 FOLDER = "timm_efficientnet"
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 OTHER_NETWORKS = [
-    ("tf_efficientnet_lite0", {}, "'tf_efficientnet_lite0' of timm is not supported. Expected efficientnet_b0 to"),
+    ("tf_efficientnet_lite0", {}, "'tf_efficientnet_lite0' of timm is not supported. Expected efficientnet_X or"),
     ("efficientnet_b0_gn", {}, "'efficientnet_b0_gn' of timm is not supported"),
     ("efficientnet_b0", {"global_pool": "max"}, "global_pool='max' in its config is not supported"),
     ("efficientnet_b0", {"model_args": {"act_layer": "relu"}}, "act_layer='relu' in its config is not supported"),
