@@ -91,7 +91,7 @@ def test_folded_wrapped_or_cut_model_cannot_be_changed(tmp_path):
     around = keras.Model(model.input, keras.layers.Dense(2)(model.output))
     cut = cut_from(model, model.input, model.get_layer("pre_logits").output)
     folded = keras_vit.fold_preprocessing(build(include_preprocessing=True))
-    names = {"a Functional. Load the file": around, "a model cut before its head": cut, "a model folded by": folded}
+    names = {"a Functional. Call model": around, "a model cut before its head": cut, "a model folded by": folded}
     for name, changed in names.items():
         path = saved(changed, tmp_path)
         assert keras_vit.from_pretrained(path).output_shape == changed.output_shape
