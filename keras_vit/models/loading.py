@@ -144,7 +144,7 @@ def load_file(model, file, found, *, skip=(), allow=(), position_interpolation=N
     if "position_embedding" in plan.dropped:
         exempt.add("position_embedding")
     if found.get("key_bias") is False:
-        # Without key biases in the file, the model's key biases are set to zero, which gives the same outputs.
+        # The file has no key biases, so the model's key biases are set to zero, which gives the same outputs.
         exempt.add("key_bias")
     _check_settings(model, file, found, here, exempt)
     return plan.load(whole)

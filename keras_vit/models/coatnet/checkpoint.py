@@ -40,7 +40,7 @@ def config_of(path, name, args):
         raise ValueError(f"Cannot load {path!r}: timm's {name!r} is not supported. Expected one of {known}.")
     for key, value in args.items():
         if key in _SIZES:
-            # For a layer that the model does not have, timm may write 0 instead of None.
+            # If a model does not have a layer, timm may write 0 instead of None as the size of the layer.
             fields[_SIZES[key]] = value or None
         elif not _IGNORED.fullmatch(key) and (key, value) != ("global_pool", "avg"):
             raise ValueError(f"Cannot load {path!r}: {key}={value!r} in its config is not supported.")

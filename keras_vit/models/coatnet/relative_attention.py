@@ -16,7 +16,7 @@ class RelativeAttention(CompositeLayer):
     """Self-attention over a feature map, `softmax(Q K^T / sqrt(head_dim) + bias) V`, with a bias per 2-D offset.
 
     Each head has a bias for each offset. An offset is the number of rows and columns from a key to a query. A learned
-    table contains the biases for feature maps of `grid_size`. For other feature maps, the table is resized. If
+    table contains the biases for feature maps of `grid_size`. The table is resized for other feature maps. If
     `position_mlp_dim` is set, an MLP of this hidden width computes the biases instead. The MLP receives each offset x
     as `sign(x) * log(1 + |x|)`. Input shape: (batch, rows, columns, channels).
 
