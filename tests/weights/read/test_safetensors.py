@@ -10,7 +10,7 @@ from keras_vit.weights.read.safetensors import DIGEST, SafetensorsFile
 from keras_vit.weights.write import write_safetensors
 from tests.errors import refuses
 from tests.golden import GOLDEN_FOLDER
-from tests.weights.read.damage import check_damage, check_unreadable, contents, flipped
+from tests.weights.read.damage import check_unreadable, contents, flipped
 
 TWO = {
     "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
@@ -47,15 +47,10 @@ def test_arrays_of_each_float_type_are_read_as_float32(path, arrays, dtype, name
         np.testing.assert_array_equal(read[key], array.astype("float32"))
 
 
-def test_keys_are_read_in_requested_order(path, arrays):
-    write_safetensors(path, arrays, {})
-    assert [key for key, _ in open_checkpoint(path).read(["scale", "a/bias", "scale"])] == ["scale", "a/bias", "scale"]
-    refuses("nothing", list, open_checkpoint(path).read(["nothing"]), error=KeyError)
-
-
 def test_files_of_safetensors_package_are_read(path, arrays):
     safetensors.numpy.save_file(arrays, path, metadata={"format": "pt", "by": "another"})
     assert open_checkpoint(path).facts == {"format": "pt", "by": "another"}
+    refuses("does not contain 'nothing'", list, open_checkpoint(path).read(["nothing"]), error=KeyError)
     for file in (path, *GOLDEN_FOLDER.glob("*.safetensors")):
         expected = safetensors.numpy.load_file(file)
         found = SafetensorsFile(file)
@@ -78,17 +73,12 @@ def test_integers_are_listed_and_refused_when_read(path):
 @pytest.mark.parametrize(
     "header, size, expected",
     [
-        (TWO, 19, "file not fully covered"),
-        ({}, 0, "holds no arrays"),
         ({"__metadata__": {"format": "pt"}}, 0, "holds no arrays"),
         (b"{", 0, "invalid JSON in header"),
-        (b'{"a": {"dtype": "F32", "shape": [1], "shape": [2], "data_offsets": [0, 8]}}', 8, "duplicate field `shape`"),
-        ({**TWO, "__metadata__": ["pt"]}, 20, "expected a map"),
         (entry(dtype="I32", shape=[2]), 20, "'a' is of dtype I32, expected floats"),
         (entry(shape=[3]), 20, "invalid shape"),
         (entry(shape=[1 << 62, 1 << 62]), 20, "overflow"),
         (entry(data_offsets=[4, 12]), 20, "invalid offset for tensor `a`"),
-        ({**TWO, "c": TWO["a"]}, 20, "invalid offset for tensor"),
     ],
 )
 def test_invalid_header_is_refused(path, header, size, expected):
@@ -113,26 +103,19 @@ def test_array_with_nan_or_infinity_is_refused(path, arrays, wrong):
     assert len(dict(open_checkpoint(path).read(["a/bias"]))) == 1
 
 
-def test_damage_to_own_file_is_refused(path, arrays):
-    write_safetensors(path, arrays, {"grid": [4, 6]})
-    check_damage(path, refused_at_least=80)
-
-
 def test_bit_flip_in_own_header_is_refused(path, arrays):
     write_safetensors(path, arrays, {"grid": [4, 6]})
     data = path.read_bytes()
     for place in range(8 + int.from_bytes(data[:8], "little")):
         path.write_bytes(flipped(data, place, place % 8))
-        with pytest.raises(ValueError, match="file.safetensors"):
-            list(open_checkpoint(path).read(["a/bias"]))
+        refuses("file.safetensors", lambda: list(open_checkpoint(path).read(["a/bias"])))
 
 
 def test_damage_in_array_is_found_when_another_is_read(path, arrays):
     write_safetensors(path, arrays, {})
     data = path.read_bytes()
     path.write_bytes(flipped(data, len(data) - 1, 0))
-    with pytest.raises(ValueError, match="the SHA-256 of its contents is"):
-        next(open_checkpoint(path).read(["b/kernel"]))
+    refuses("the SHA-256 of its contents is", lambda: next(open_checkpoint(path).read(["b/kernel"])))
 
 
 def test_own_facts_without_digest_are_refused(path):
