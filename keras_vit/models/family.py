@@ -22,8 +22,8 @@ class FamilyModel(CheckedRuns, keras.Model):
 
     If the heads of a ViT read only the class token or the distillation token, the last block computes only these
     tokens. In a model of 12 blocks, this saves 1/16 of the work. A PyTorch hook on the last block then gets only these
-    tokens, and so does an activity regularizer that is set on a built model. A new model that is built from the same
-    layers, such as `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
+    tokens. So does an activity regularizer that is set after the model was built. A new model of the same layers, such
+    as `keras.Model(model.input, model.blocks[-1].output)`, computes all tokens.
 
     Example:
 

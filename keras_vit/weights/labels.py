@@ -13,8 +13,8 @@ TASKS = {
 def read_labels(found, config, labels, *, of_timm=False, usual="single_label"):
     """Reads the task and the class names of a config.json into `found`. Does nothing for models without a classifier.
 
-    `labels` are the class names of the config: a dict from class number to name, or None. With `of_timm`, they may also
-    be a list, and a dict that lacks a class number is ignored. `usual` is the task if there is no `problem_type`.
+    `labels` are the class names of the config: a dict from class number to name, or None. If `of_timm` is True, a list
+    is accepted too, and a dict that lacks a class number is ignored. `usual` is the task if `problem_type` is missing.
     """
     if not found.get("num_classes"):
         return

@@ -15,7 +15,7 @@ def weights_by_path(model):
 
 
 def rows_of_tokens(rows, counts, kept):
-    """Yields (path of a token weight, rows) for the tokens that have rows only in the first of two position tables.
+    """Yields (path of a token weight, its rows) for the tokens whose rows the second of two position tables lacks.
 
     Both tables begin with rows for the tokens before the patches. `rows`, (1, positions, hidden_dim), are these rows of
     the first table. The second table has `kept` such rows. `counts` maps the path of each token weight to its number of

@@ -270,7 +270,7 @@ def preprocessor_config(facts, channels):
     sides = EvaluationTransform((height, width), preprocessing).resized
     config["size"] = {"shortest_edge": sides[0]} if mode == "crop" else _size(sides)
     if mode == "crop" or preprocessing.crop_fraction < 1:
-        # ViTImageProcessor, the default, does not crop images. These two image processors crop.
+        # The default is ViTImageProcessor, which does not crop images. Write the name of a processor that crops.
         config["image_processor_type"] = f"{'Bit' if mode == 'crop' else 'DeiT'}ImageProcessor"
         config |= {"do_center_crop": True, "crop_size": _size((height, width))}
     return config
