@@ -95,7 +95,7 @@ class AttentionPooling(CompositeLayer):
             ("attention/weights x value", tokens * width, width),
             ("attention/out", width * hidden_dim, hidden_dim),
             ("norm", 0, hidden_dim),
-            ("mlp", 2 * hidden_dim * self.mlp_dim, 2 * self.mlp_dim + hidden_dim),
+            ("mlp", self.mlp.multiply_adds((None, 1, hidden_dim)), 2 * self.mlp_dim + hidden_dim),
             ("residual", 0, hidden_dim),
         ]
 

@@ -3,6 +3,7 @@ import inspect
 import keras
 
 from keras_vit import activations, arguments
+from keras_vit.layers import costs
 
 
 class Layer(keras.layers.Layer):
@@ -41,6 +42,29 @@ class Layer(keras.layers.Layer):
     def compute_output_shape(self, input_shape, *others):
         """Returns the shape of the first input. A layer whose output has another shape overrides this method."""
         return input_shape
+
+    def multiply_adds(self, *input_shapes):
+        """Returns the multiply-adds for one image; builds the layer if it is not built.
+
+        Args:
+            *input_shapes: The shape of each input tensor, including the batch axis, which may be None or any size.
+
+        Returns:
+            Int, 0 for a layer without matrix products and convolutions. None if the number is unknown for an inner
+            layer or an operation in `call`.
+
+        Example:
+        >>> keras_vit.layers.PatchEmbedding(768, patch_size=16).multiply_adds((None, 224, 224, 3))
+        115605504
+        """
+        if not self.built:
+            self.build(*input_shapes)
+        inputs = [keras.KerasTensor((1, *shape[1:]), dtype=self.compute_dtype) for shape in input_shapes]
+        # The cost does not depend on the rotary positions, so any shape is valid.
+        needs_rotary = getattr(self, "rotary_layout", None) is not None
+        options = {"rotary": keras.KerasTensor((1, 2, 4))} if needs_rotary else {}
+        output = keras.tree.flatten(self.compute_output_spec(*inputs, **options))[0]
+        return costs.total(costs.operation_steps(self, inputs, options, output))
 
     def cost_steps(self, input_shape, **call_arguments):
         """Returns a list with a tuple for each step of a call on one image.
