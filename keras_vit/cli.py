@@ -58,7 +58,7 @@ def _predict(args):
     chosen = args.id_column or args.label_column
     if chosen and (args.csv is None or args.top not in (1, None)):
         received = f"--csv {args.csv}, --top {args.top}"
-        raise ValueError(f"Expected --id-column or --label-column with --csv and without --top. Received: {received}")
+        raise ValueError(f"--id-column and --label-column need --csv, and exclude --top. Received: {received}")
     trained = prediction_files.table_columns(args.weights) if args.csv and args.top is None else None
     id_column, label_column = trained or (header, "label")
     columns = [args.id_column or id_column, args.label_column or label_column] if chosen or trained else None

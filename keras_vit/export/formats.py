@@ -219,9 +219,10 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
             report contains how much the outputs of the file differ from the outputs of the original model.
         labels: The classes of `images`, ints (batch,), or None (default). With labels, the report also contains the
             accuracies.
-        tolerance: Float, the largest allowed difference between the outputs of the file and of the model with weights
-            in `precision`, relative to max(1, largest output). None (default) means 5e-2 if the model computes in
-            bfloat16, 1e-2 if it computes in float16 or on a GPU, and 1e-4 in all other cases.
+        tolerance: Float, the largest allowed difference between the file's outputs and the model's, after the model's
+            weights are converted to `precision`. The difference is divided by max(1, largest output). None (default)
+            means 5e-2 if the model computes in bfloat16, 1e-2 if it computes in float16 or on a GPU, and 1e-4 in all
+            other cases.
         overwrite: Bool, whether to replace an existing file; default False.
         custom_module: Name or .py path of the module that defines the model's custom layers. It is only needed if the
             export runs in a new process and the layers are defined in the running script or notebook.

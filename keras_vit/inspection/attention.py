@@ -74,7 +74,7 @@ def attention_distance(model: keras.Model, images, batch_size: int = 8) -> np.nd
 
 
 def _distances_and_counts(call, layout):
-    """Returns, per head, the sum of the distances in pixels, and the number of queries with a distance."""
+    """Returns, per head, the sum of the queries' mean distances in pixels, and the number of queries with attention."""
     tops, lefts = (np.indices(layout.grid_size).reshape(2, -1).T * layout.patch_size).T.astype("float32")
     distances = np.hypot(tops[:, None] - tops, lefts[:, None] - lefts)
     scores = to_numpy(attention_weights(*call))[:, :, layout.num_prefix_tokens :, layout.num_prefix_tokens :]

@@ -33,7 +33,7 @@ class Source:
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
-    # The code base whose normalization epsilons the ResNet of a hybrid or of BiT uses.
+    # For hybrids and BiT: the ResNet has the normalization epsilons of this code base.
     resnet_epsilons: str | None = "official"
     # The padding of BiT's max pooling: "lowest" or "zeros".
     pool_padding: str | None = None
