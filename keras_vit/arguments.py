@@ -242,7 +242,7 @@ def class_names(names, num_classes):
     """
     if names is None:
         return None
-    # Refuse a set, because its order differs between processes, and a dict, because its values may not be 0, 1, 2, ...
+    # Refuse a set, because its order differs between processes, and a dict, which may contain indices in any order.
     is_list = np.iterable(names) and not isinstance(names, (str, set, frozenset, dict))
     listed = tuple(names) if is_list else ()
     # Names may be equal: two classes of ImageNet have the same name.

@@ -190,7 +190,7 @@ def run_openvino(path, batches, settings):
 
 
 def calibrate_openvino(path, batches):
-    """Quantizes weights and activations to int8 by the ranges on images; layers with outliers stay in float."""
+    """Quantizes to int8 by the ranges of the activations on `batches`. Layers with outliers stay in float."""
     # NNCF reports its use to Intel unless this variable is set before the import.
     os.environ.setdefault("NNCF_CI", "1")
     import nncf

@@ -43,7 +43,7 @@ def image_batches(data, batch_size, name="data"):
 
 
 def check_all_read(data, count, name="data"):
-    """Raises ValueError if a dataset skipped broken images: the `count` predictions would belong to wrong images."""
+    """Raises ValueError if a dataset skipped broken images, so that its `count` predictions would get wrong names."""
     broken = list(getattr(data, "broken", ()))
     if (expected := getattr(data, "num_images", count)) != count or broken:
         wanted = f"`{name}` to be a dataset whose {expected} images can all be read"

@@ -207,7 +207,7 @@ def look(data, batch_size=32, name="data"):
     check_parts(data)
     # Datasets of `keras_vit.data` have these attributes.
     num_images, all_labels, names = (getattr(data, key, None) for key in ("num_images", "file_labels", "class_names"))
-    # A list of one array is a list of batches.
+    # A tuple of one array contains all images. A list of one array is a list of batches.
     sizes = (1, 2, 3) if isinstance(data, tuple) else (2, 3)
     if hasattr(data, "shape") or (isinstance(data, (tuple, list)) and len(data) in sizes and is_arrays(data)):
         data = Rows(data, batch_size)

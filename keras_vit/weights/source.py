@@ -53,8 +53,8 @@ class Source:
     config: dict = dataclasses.field(default_factory=dict)
     # Prefixes that may precede all keys of a file.
     prefixes: tuple = ()
-    # (prefix of keys, template of the prefix for one block), if the arrays with this prefix stack a weight of all
-    # blocks on the first axis.
+    # If an array contains the weights of all blocks, stacked on the first axis: (prefix of such keys, template of the
+    # prefix for a single block).
     stacked: tuple | None = None
     # {name: entries that replace entries of `names`}, for models with other keys. When a file is read, the entries
     # apply if the file contains all their keys. When a file is written, they apply if the config field `name` is set.
@@ -109,7 +109,7 @@ class Source:
         return ValueError(f"Cannot load {path!r}: it is a model of {self.name}{name} with {what}")
 
     def with_variant_names(self, keys):
-        """Returns this source for a file with `keys`. Applies a spelling if the file has all keys of the spelling."""
+        """Returns this source with the alternative key names (`spellings`) that a file with `keys` uses."""
 
         def holds(rows):
             return all(key.format(block=0, stage0=0, unit0=0) in keys for name in rows.values() for key in name.keys)
