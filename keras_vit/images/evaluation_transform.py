@@ -141,7 +141,7 @@ class EvaluationTransform:
     def _weights(self, old, new, start, size):
         """Returns two arrays with a row per new pixel: its first source pixel, and the weights of its source pixels."""
         _, reach, kernel = _KERNELS[self.preprocessing.interpolation]
-        # Round as TensorFlow does, because with "area", rounding decides which pixels at the edge belong to the average.
+        # Round as TensorFlow does, because for "area", rounding decides which pixels at the edge are averaged.
         step = 1 / np.float32(new / old)
         wide = max(step, np.float32(1)) if self.preprocessing.antialias else np.float32(1)
         centres = (np.arange(size, dtype="float32") + np.float32(0.5)) * step + np.float32(start) * step

@@ -78,7 +78,7 @@ def _geometric(old, new, xp):
     half, middle = old // 2, (_number(new, xp) - 1) / 2
     if not half:
         return xp.ones_like(_range(new, xp))[:, None]
-    # The gaps between offsets grow by a ratio. Find it by 19 bisections, so that the last old and new offsets are equal.
+    # The gaps between offsets grow by a ratio. Find it by 19 bisections: the last old and new offsets must be equal.
     left, right = (_constant(np.asarray(bound), xp) for bound in (1.01, 1.5))
     for _ in range(19):
         ratio = (left + right) / 2
