@@ -1,6 +1,6 @@
 import keras
 
-from keras_vit import activations
+from keras_vit import activations, arguments
 from keras_vit.layers.base import Layer
 from keras_vit.layers.dense import Dense
 
@@ -18,7 +18,8 @@ class SqueezeExcitation(Layer):
 
     def __init__(self, reduced_dim, activation="silu", kernel_initializer="glorot_uniform", **kwargs):
         super().__init__(**kwargs)
-        self.reduced_dim, self.activation = reduced_dim, activations.get(activation)
+        self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)
+        self.activation = activations.get(activation)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

@@ -3,6 +3,7 @@ import math
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.base import Layer
 from keras_vit.layers.padding import pad_sides
 
@@ -17,7 +18,11 @@ class SymmetricMaxPooling2D(Layer):
 
     def __init__(self, pool_size, strides, padding="lowest", **kwargs):
         super().__init__(**kwargs)
-        self.pool_size, self.strides, self.padding = pool_size, strides, padding
+        self.pool_size = arguments.positive_int("pool_size", pool_size)
+        if self.pool_size % 2 == 0:
+            raise arguments.invalid("pool_size", "an odd number", pool_size)
+        self.strides = arguments.positive_int("strides", strides)
+        self.padding = arguments.choice("padding", padding, ("lowest", "zeros"))
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def call(self, images):

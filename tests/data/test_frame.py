@@ -95,7 +95,7 @@ def test_unlabelled_images_keep_order_of_frame(folder):
         ("path,label,label\na,b,c\n", {}, r"columns of different names .* Received twice: \['label'\]"),
         ({"path": PATHS}, {"label_column": None, "augment": "light2"}, "one-hot labels for `augment`"),
         ({"path": PATHS}, {"label_column": None, "labels": "one_hot"}, "labels='none' for images without labels"),
-        ({"path": PATHS}, {"label_column": None, "class_names": NAMES}, "`class_names`. Expected None if `label_column` is None"),
+        ({"path": PATHS}, {"label_column": None, "class_names": NAMES}, "`class_names`. Expected None if `label"),
     ],
 )
 def test_from_dataframe_refuses_invalid_table(folder, tmp_path, table, options, message):

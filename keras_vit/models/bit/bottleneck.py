@@ -1,7 +1,9 @@
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.base import CompositeLayer
+from keras_vit.models.bit.config import RESNET_EPSILONS
 from keras_vit.models.bit.group_normalization import GroupNormalization
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
 
@@ -42,10 +44,16 @@ class Bottleneck(CompositeLayer):
     last norm's scale is zero in hybrids.
     """
 
+    adds_up = True
+
     def __init__(self, width, strides=1, pre_activation=False, epsilons="official", **kwargs):
         super().__init__(**kwargs)
-        self.width, self.strides = width, strides
-        self.pre_activation, self.epsilons = pre_activation, epsilons
+        self.width = arguments.positive_int("width", width)
+        self.strides = arguments.positive_int("strides", strides)
+        self.pre_activation = arguments.boolean("pre_activation", pre_activation)
+        self.epsilons = arguments.choice("epsilons", epsilons, RESNET_EPSILONS)
+        if self.width % 32:
+            raise arguments.invalid("width", "a multiple of 32", width)
         self.conv_1 = self._conv("conv_1", width, 1)
         self.conv_2 = self._conv("conv_2", width, 3, strides)
         self.conv_3 = self._conv("conv_3", 4 * width, 1)

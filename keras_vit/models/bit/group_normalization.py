@@ -1,6 +1,7 @@
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.base import Layer
 
 
@@ -18,12 +19,18 @@ class GroupNormalization(Layer):
 
     def __init__(self, groups=32, epsilon=1e-6, gamma_initializer="ones", **kwargs):
         super().__init__(**kwargs)
-        self.groups, self.epsilon = groups, epsilon
+        self.groups = arguments.positive_int("groups", groups)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
         self.gamma_initializer = keras.initializers.get(gamma_initializer)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):
         channels = images_shape[-1]
+        if channels is None or channels % self.groups:
+            raise ValueError(
+                f"Expected a number of channels that is a multiple of {self.groups}, the number of groups. "
+                f"Received: shape {tuple(images_shape)}"
+            )
         # No autocast, because `call` uses these weights in float32.
         self.gamma = self.add_weight(
             name="gamma", shape=(channels,), initializer=self.gamma_initializer, autocast=False

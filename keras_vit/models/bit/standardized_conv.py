@@ -34,10 +34,14 @@ class StandardizedConv2D(Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.filters = filters
+        self.filters = arguments.positive_int("filters", filters)
         self.kernel_size = arguments.pair("kernel_size", kernel_size)
         self.strides = arguments.pair("strides", strides)
-        self.padding, self.epsilon, self.epsilon_added_to = padding, epsilon, epsilon_added_to
+        self.padding = arguments.choice("padding", padding, ("same", "symmetric"))
+        if padding == "symmetric" and not all(size % 2 for size in self.kernel_size):
+            raise arguments.invalid("kernel_size", 'odd sizes with padding="symmetric"', kernel_size)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.epsilon_added_to = arguments.choice("epsilon_added_to", epsilon_added_to, ("std", "variance"))
         self.kernel_initializer = keras.initializers.get(
             initializers.LecunNormal() if kernel_initializer is None else kernel_initializer
         )
@@ -45,6 +49,8 @@ class StandardizedConv2D(Layer):
 
     def build(self, images_shape):
         channels = images_shape[-1]
+        if channels is None:
+            raise ValueError(f"Expected images with a known number of channels. Received: shape {tuple(images_shape)}")
         # No autocast, because a lower compute dtype should round the standardized kernel, not the stored one.
         self.kernel = self.add_weight(
             name="kernel",

@@ -1,6 +1,7 @@
 import keras
 
-from keras_vit import activations
+from keras_vit import activations, arguments
+from keras_vit.config import PADDINGS
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.dense import Dense
@@ -8,6 +9,7 @@ from keras_vit.layers.downsampling import conv, convolve, pooling
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.initializers import FanOutNormal
 from keras_vit.layers.squeeze_excitation import SqueezeExcitation
+from keras_vit.models.coatnet.config import DOWNSAMPLINGS, POOL_TYPES
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -46,11 +48,18 @@ class MBConv(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.filters, self.hidden_dim, self.reduced_dim, self.strides = filters, hidden_dim, reduced_dim, strides
-        self.downsampling, self.pool_type, self.padding = downsampling, pool_type, padding
+        self.filters = arguments.positive_int("filters", filters)
+        self.hidden_dim = arguments.positive_int("hidden_dim", hidden_dim)
+        self.reduced_dim = arguments.positive_int("reduced_dim", reduced_dim)
+        self.strides = arguments.choice("strides", strides, (1, 2))
+        self.downsampling = arguments.choice("downsampling", downsampling, DOWNSAMPLINGS)
+        self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
+        self.padding = arguments.choice("padding", padding, PADDINGS)
         self.activation, self.se_activation = activations.get(activation), activations.get(se_activation)
-        self.pre_norm_activation, self.use_bias, self.se_before_norm = pre_norm_activation, use_bias, se_before_norm
-        self.epsilon, self.drop_path_rate, self.seed = epsilon, drop_path_rate, seed
+        self.set_booleans(pre_norm_activation=pre_norm_activation, use_bias=use_bias, se_before_norm=se_before_norm)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
         self.pre_norm, self.expand_norm, self.depthwise_norm = (
             BatchNorm(momentum=0.9, epsilon=epsilon, name=name, **self.inherited)
             for name in ("pre_norm", "expand_norm", "depthwise_norm")

@@ -4,11 +4,11 @@ import keras
 from keras import ops
 
 from keras_vit import arguments
-from keras_vit.images.interpolation import resize_matrix
+from keras_vit.images.interpolation import TABLE_METHODS, resize_matrix
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.kernels import attend
+from keras_vit.layers.kernels import attend, attend_unfused
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -29,9 +29,12 @@ class RelativeAttention(CompositeLayer):
         self, num_heads, head_dim, units, grid_size, position_mlp_dim=None, interpolation="bilinear", **kwargs
     ):
         super().__init__(**kwargs)
-        self.num_heads, self.head_dim, self.units = num_heads, head_dim, units
+        self.num_heads = arguments.positive_int("num_heads", num_heads)
+        self.head_dim = arguments.positive_int("head_dim", head_dim)
+        self.units = arguments.positive_int("units", units)
         self.grid_size = arguments.pair("grid_size", grid_size)
-        self.position_mlp_dim, self.interpolation = position_mlp_dim, interpolation
+        self.position_mlp_dim = arguments.optional(arguments.positive_int, "position_mlp_dim", position_mlp_dim)
+        self.interpolation = arguments.choice("interpolation", interpolation, TABLE_METHODS)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, images_shape):
@@ -65,15 +68,20 @@ class RelativeAttention(CompositeLayer):
     def dense_layers(self):
         return self.qkv, self.out
 
-    def call(self, images):
+    def call(self, images, return_attention_scores=False):
         rows, columns, channels = ops.shape(images)[1:]
         tokens = ops.reshape(images, (-1, rows * columns, channels))
         # The channels of a head's query, key and value follow each other, as in timm.
         qkv = ops.reshape(self.qkv(tokens), (-1, rows * columns, self.num_heads, 3, self.head_dim))
         query, key, value = ops.unstack(qkv, 3, axis=3)
         bias = ops.cast(self.position_bias((rows, columns)), query.dtype)
-        x = attend(query, key, value, bias)
-        return self.out(ops.reshape(x, (-1, rows, columns, self.num_heads * self.head_dim)))
+        if return_attention_scores:
+            x, weights = attend_unfused(query, key, value, bias)
+        else:
+            x, weights = attend(query, key, value, bias), None
+        x = ops.reshape(x, (-1, rows, columns, self.num_heads * self.head_dim))
+        x = self.out(x)
+        return (x, weights) if return_attention_scores else x
 
     def cost_steps(self, images_shape, **call_arguments):
         tokens, width = math.prod(images_shape[:-1]), self.num_heads * self.head_dim
@@ -118,6 +126,12 @@ class RelativeAttention(CompositeLayer):
 
     def compute_output_shape(self, images_shape):
         return *images_shape[:-1], self.units
+
+    def compute_output_spec(self, images, return_attention_scores=False):
+        batch, rows, columns, _ = images.shape
+        places = None if None in (rows, columns) else rows * columns
+        scores = [(batch, self.num_heads, places, places)] if return_attention_scores else []
+        return self.spec(self.compute_output_shape(images.shape), *scores)
 
 
 def _offsets(side):

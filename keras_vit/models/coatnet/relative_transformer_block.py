@@ -1,6 +1,7 @@
 import keras
 
 from keras_vit import arguments
+from keras_vit.config import PADDINGS
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
@@ -9,7 +10,7 @@ from keras_vit.layers.downsampling import pooling
 from keras_vit.layers.drop_path import DropPath
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
-from keras_vit.models.coatnet.config import EXPANSION
+from keras_vit.models.coatnet.config import EXPANSION, NORMS, POOL_TYPES
 from keras_vit.models.coatnet.relative_attention import RelativeAttention
 
 
@@ -48,11 +49,16 @@ class RelativeTransformerBlock(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.num_heads, self.head_dim, self.units = num_heads, head_dim, units
-        self.strides, self.pool_type, self.padding = strides, pool_type, padding
-        self.shortcut_bias, self.layer_scale_init = shortcut_bias, layer_scale_init
-        self.norm, self.epsilon, self.drop_path_rate = norm, epsilon, drop_path_rate
+        self.num_heads, self.head_dim, self.units = num_heads, head_dim, arguments.positive_int("units", units)
+        self.strides = arguments.choice("strides", strides, (1, 2))
+        self.pool_type = arguments.choice("pool_type", pool_type, POOL_TYPES)
+        self.padding = arguments.choice("padding", padding, PADDINGS)
+        self.shortcut_bias = arguments.boolean("shortcut_bias", shortcut_bias)
+        self.norm = arguments.choice("norm", norm, NORMS)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.layer_scale_init = arguments.optional(arguments.number, "layer_scale_init", layer_scale_init)
         self.position_mlp_dim, self.interpolation, self.seed = position_mlp_dim, interpolation, seed
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
         self.attention = RelativeAttention(
             num_heads, head_dim, units, grid_size, position_mlp_dim, interpolation, name="attention", **self.inherited
         )

@@ -3,6 +3,8 @@ import math
 import keras
 from keras import ops
 
+from keras_vit import arguments
+from keras_vit.config import PADDINGS
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
@@ -46,8 +48,16 @@ class InvertedBottleneck(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.filters, self.kernel_size, self.strides, self.expansion = filters, kernel_size, strides, expansion
-        self.padding, self.epsilon, self.drop_path_rate, self.seed = padding, epsilon, drop_path_rate, seed
+        self.filters = arguments.positive_int("filters", filters)
+        self.kernel_size = arguments.positive_int("kernel_size", kernel_size)
+        if self.kernel_size % 2 == 0:
+            raise arguments.invalid("kernel_size", "an odd number", kernel_size)
+        self.strides = arguments.positive_int("strides", strides)
+        self.expansion = arguments.positive_int("expansion", expansion)
+        self.padding = arguments.choice("padding", padding, PADDINGS)
+        self.epsilon = arguments.epsilon("epsilon", epsilon)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
         self.drop_path = DropPath(self.drop_path_rate, seed=seed, name="drop_path", **self.inherited)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 

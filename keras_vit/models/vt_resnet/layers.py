@@ -49,7 +49,7 @@ class Tokenizer(CompositeLayer):
 
     def __init__(self, token_dim=None, **kwargs):
         super().__init__(**kwargs)
-        self.token_dim = token_dim
+        self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
 
     def build(self, feature_map_shape, tokens_shape=None):
         channels = feature_map_shape[-1]
@@ -91,7 +91,7 @@ class FilterTokenizer(Tokenizer):
 
     def __init__(self, num_tokens, token_dim=None, **kwargs):
         super().__init__(token_dim, **kwargs)
-        self.num_tokens = num_tokens
+        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build_filters(self, channels, tokens_shape):
@@ -140,7 +140,9 @@ class TokenTransformer(CompositeLayer):
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.key_dim, self.drop_path_rate, self.seed = key_dim, drop_path_rate, seed
+        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
         self.drop_path_1, self.drop_path_2 = (
             DropPath(self.drop_path_rate, seed=s, dtype=self.dtype_policy, name=f"drop_path_{i}")
             for i, s in enumerate(arguments.seeds(seed, 2), start=1)
@@ -182,7 +184,9 @@ class TokenProjector(CompositeLayer):
 
     def __init__(self, key_dim=None, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.key_dim, self.drop_path_rate, self.seed = key_dim, drop_path_rate, seed
+        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
         self.drop_path = DropPath(self.drop_path_rate, seed=seed, dtype=self.dtype_policy, name="drop_path")
 
     def build(self, feature_map_shape, tokens_shape):
@@ -231,9 +235,13 @@ class VTModule(CompositeLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.num_tokens, self.token_dim, self.key_dim = num_tokens, token_dim, key_dim
-        self.recurrent, self.project = recurrent, project
-        self.drop_path_rate, self.seed = drop_path_rate, seed
+        self.num_tokens = arguments.positive_int("num_tokens", num_tokens)
+        self.token_dim = arguments.optional(arguments.positive_int, "token_dim", token_dim)
+        self.key_dim = arguments.optional(arguments.positive_int, "key_dim", key_dim)
+        self.recurrent = arguments.boolean("recurrent", recurrent)
+        self.project = arguments.boolean("project", project)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
         first, last = arguments.seeds(seed, 2)
         options = {"name": "tokenizer", **self.inherited}
         if self.recurrent:
@@ -246,6 +254,7 @@ class VTModule(CompositeLayer):
             self.projector = TokenProjector(key_dim, drop_path_rate, last, name="projector", **self.inherited)
 
     def build(self, feature_map_shape, tokens_shape=None):
+        self._check(tokens_shape)
         self.tokenizer.build(feature_map_shape, tokens_shape)
         shape = self.tokenizer.compute_output_shape(feature_map_shape, tokens_shape)
         self.transformer.build(shape)
@@ -253,15 +262,23 @@ class VTModule(CompositeLayer):
             self.projector.build(feature_map_shape, shape)
         self.restore_changes()
 
+    def _check(self, tokens_shape):
+        number = self.num_tokens if self.recurrent else None
+        if (None if tokens_shape is None else tokens_shape[1]) != number:
+            expected = f"of shape (batch, {number}, token_dim)" if self.recurrent else "to be None with recurrent=False"
+            raise ValueError(f"Expected `tokens` {expected}. Received: tokens of shape {tokens_shape}")
+
     def dense_layers(self):
         parts = (self.tokenizer, self.transformer, self.projector)
         return tuple(dense for part in parts if part is not None for dense in part.dense_layers())
 
-    def call(self, feature_map, tokens=None, training=None):
-        tokens = self.transformer(self.tokenizer(feature_map, tokens), training=training)
-        if self.projector is None:
-            return tokens
-        return self.projector(feature_map, tokens, training=training), tokens
+    def call(self, feature_map, tokens=None, training=None, return_attention_scores=False):
+        tokens, weights = self.tokenizer(feature_map, tokens, return_attention_scores=True)
+        tokens = self.transformer(tokens, training=training)
+        outputs = [tokens, weights] if return_attention_scores else [tokens]
+        if self.projector is not None:
+            outputs.insert(0, self.projector(feature_map, tokens, training=training))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def compute_output_shape(self, feature_map_shape, tokens_shape=None):
         shape = feature_map_shape[0], self.num_tokens, self.token_dim or feature_map_shape[-1]

@@ -1,6 +1,7 @@
 import keras
 from keras import ops
 
+from keras_vit import arguments
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.downsampling import conv, convolve
@@ -22,10 +23,15 @@ class ResNetBlock(CompositeLayer):
     Padding and initialization (He normal with the fan-out) are as in torchvision too.
     """
 
+    adds_up = True
+
     def __init__(self, width, strides=1, bottleneck=False, drop_path_rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.width, self.strides, self.bottleneck = width, strides, bottleneck
-        self.drop_path_rate, self.seed = drop_path_rate, seed
+        self.width = arguments.positive_int("width", width)
+        self.strides = arguments.positive_int("strides", strides)
+        self.bottleneck = arguments.boolean("bottleneck", bottleneck)
+        self.drop_path_rate = arguments.rate("drop_path_rate", drop_path_rate)
+        self.seed = seed
         sizes = [(width, 3, strides), (width, 3, 1)]
         if self.bottleneck:
             sizes = [(width, 1, 1), (width, 3, strides), (4 * width, 1, 1)]

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -25,3 +26,14 @@ def test_statistics_are_in_float32(policy, tolerance, mean):
     x = ops.cast(np.random.default_rng(0).normal(size=(2, 14, 14, 64), loc=mean), layer.compute_dtype)
     expected = group_norm(ops.convert_to_numpy(ops.cast(x, "float32")).astype("float64"), 1, 0, 32, 1e-6)
     np.testing.assert_allclose(ops.convert_to_numpy(ops.cast(layer(x), "float32")), expected, atol=tolerance)
+
+
+def test_constant_image_stays_finite():
+    y = ops.convert_to_numpy(GroupNormalization(32)(np.full((1, 14, 14, 32), 100.7, "float32")))
+    assert np.abs(y).max() < 0.1
+
+
+@pytest.mark.parametrize("channels", [48, None])
+def test_refuses_channels_that_make_no_groups(channels):
+    with pytest.raises(ValueError, match="a multiple of 32, the number of groups. Received: shape "):
+        GroupNormalization(32)(keras.Input((4, 4, channels)))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_vit.models.bit.standardized_conv import StandardizedConv2D
+from tests.errors import refuses
 from tests.resnet_reference import convolve, standardize
 
 BIT = {"padding": "symmetric", "epsilon": 1e-10, "epsilon_added_to": "variance"}
@@ -72,3 +73,15 @@ def test_channels_are_last_under_any_keras_config():
         np.testing.assert_array_equal(ops.convert_to_numpy(again(images)), expected)
     finally:
         keras.config.set_image_data_format(before)
+
+
+def test_initial_weights():
+    layer = StandardizedConv2D(256, 3)
+    layer.build((None, 14, 14, 64))
+    assert ops.convert_to_numpy(layer.kernel).std() == pytest.approx(1 / np.sqrt(3 * 3 * 64), rel=0.01)
+
+
+def test_unsuitable_images_are_refused():
+    layer, message = StandardizedConv2D(4, 3), "Expected images with a known number of channels. Received: shape "
+    refuses(message, layer, keras.Input((8, 8, None)))
+    refuses("expected ndim=4, found ndim=3", layer, np.zeros((8, 8, 3)))

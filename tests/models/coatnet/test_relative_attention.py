@@ -40,6 +40,9 @@ def test_definition():
     scores /= scores.sum(-1, keepdims=True)
     expected = np.swapaxes(scores @ value, 1, 2).reshape(2, 3, 2, 6) @ w["out/kernel"] + w["out/bias"]
     np.testing.assert_allclose(ops.convert_to_numpy(layer(x)), expected, rtol=1e-4, atol=1e-5)
+    y, found = layer(x, return_attention_scores=True)
+    np.testing.assert_allclose(ops.convert_to_numpy(y), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ops.convert_to_numpy(found), scores, rtol=1e-4, atol=1e-6)
 
 
 def test_biases_of_the_mlp():

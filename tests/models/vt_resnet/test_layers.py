@@ -1,12 +1,15 @@
 """Layers of a VT-ResNet after its ResNet: tokenizers, the transformer of the tokens, and their projector."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
 from scipy.special import softmax
 
+from keras_vit import arguments
 from keras_vit.models.vt_resnet import layers
 from tests.contract import randomize
+from tests.errors import refuses
 
 SHAPES = [(2, 4, 5, 6), (2, 3, 8)]
 
@@ -87,11 +90,46 @@ def test_vt_module_is_tokenizer_transformer_projector():
     x, tokens = (np.random.default_rng(0).normal(size=shape).astype("float32") for shape in SHAPES)
     for recurrent, inputs in ((False, (x,)), (True, (x, tokens))):
         module = layers.VTModule(3, 8, 4, recurrent=recurrent)
-        module(*inputs)
+        feature_map, out, weights = module(*inputs, return_attention_scores=True)
         randomize(module, np.random.default_rng(0))
-        assert len(module.weights) == 9
+        assert len(module.weights) == 9 and weights.shape == (2, 3, 4, 5)
         feature_map, out = module(*inputs)
         expected = module.transformer(module.tokenizer(*inputs))
         np.testing.assert_array_equal(ops.convert_to_numpy(out), ops.convert_to_numpy(expected))
         expected = module.projector(x, expected)
         np.testing.assert_array_equal(ops.convert_to_numpy(feature_map), ops.convert_to_numpy(expected))
+        again = layers.VTModule.from_config(module.get_config())
+        shapes = again(*(keras.Input(each.shape[1:]) for each in inputs))
+        assert [y.shape for y in shapes] == [(None, 4, 5, 6), (None, 3, 8)]
+
+
+def test_vt_module_seed_gives_transformer_and_projector_theirs():
+    module = layers.VTModule(3, 8, drop_path_rate=0.5, seed=7)
+    assert [module.transformer.seed, module.projector.seed] == arguments.seeds(7, 2)
+    x = np.random.default_rng(0).normal(size=(32, 2, 2, 4)).astype("float32")
+    again = layers.VTModule(3, 8, drop_path_rate=0.5, seed=7)
+    for each in (module, again):
+        each.build(x.shape)
+    again.set_weights(module.get_weights())
+    for actual, expected in zip(again(x, training=True), module(x, training=True), strict=True):
+        np.testing.assert_array_equal(*map(ops.convert_to_numpy, (actual, expected)))
+
+
+def test_vt_module_config_keeps_lora():
+    module = layers.VTModule(3, 8)
+    x = np.ones(SHAPES[0], "float32")
+    module(x)
+    for dense in module.dense_layers():
+        dense.enable_lora(2)
+    again = layers.VTModule.from_config(module.get_config())
+    again(x)
+    assert len(module.dense_layers()) == 9 and len(again.weights) == 27
+    assert [w.path.split("/", 1)[1] for w in again.weights] == [w.path.split("/", 1)[1] for w in module.weights]
+
+
+def test_vt_module_unfitting_tokens_are_refused():
+    x, tokens = map(np.zeros, SHAPES)
+    refuses("Expected `tokens` to be None with recurrent=False. Received: tokens", layers.VTModule(3), x, tokens)
+    three, four = (layers.VTModule(number, recurrent=True) for number in (3, 4))
+    refuses("Expected `tokens` of shape.*3, token_dim.* Received: tokens of shape None", three, x)
+    refuses("Expected `tokens` of shape.*4, token_dim", four, x, tokens)
