@@ -101,13 +101,7 @@ def draw(fill, scale, shift, shape, dtype, seed):
         piece += shift
 
     values = np.empty(size, "float32")
-    pieces = [values[start : start + PIECE] for start in starts]
-    if len(pieces) > 1:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(fill_one, seeds, pieces))  # list() raises the threads' errors
-    else:
-        for seed, piece in zip(seeds, pieces, strict=True):
-            fill_one(seed, piece)
+    fill_all(fill_one, seeds, [values[start : start + PIECE] for start in starts])
     return ops.convert_to_tensor(values.reshape(shape), dtype)
 
 
@@ -116,3 +110,16 @@ def entropy(seed):
     if isinstance(seed, keras.random.SeedGenerator):
         return [entropy(int(part)) for part in ops.convert_to_numpy(seed.next())]
     return seed & 0xFFFFFFFF
+
+
+def fill_all(fill_one, seeds, pieces):
+    """Calls `fill_one(seed, piece)` for each seed and piece, in threads if there are several pieces."""
+    if len(pieces) > 1:
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(fill_one, seeds, pieces))  # list() raises the threads' errors
+            return
+        except RuntimeError:
+            pass  # Python starts no threads while shutting down.
+    for seed, piece in zip(seeds, pieces, strict=True):
+        fill_one(seed, piece)

@@ -3,12 +3,14 @@
 import json
 import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from keras_vit.files import replacing
+from keras_vit.weights.read import sha256
 from keras_vit.weights.read.npz import CHECKSUM, comment_checksum
 from keras_vit.weights.read.safetensors import DIGEST, FACTS, contents_digest
 
@@ -25,10 +27,14 @@ def write_npz(path, arrays, comment):
             np.savez(file, **arrays)
         with zipfile.ZipFile(temporary, "a") as archive:
             archive.comment = text
+    _renew_sidecar(path)
 
 
 def write_safetensors(path, arrays, facts):
     """Writes a dict of float arrays as a .safetensors file, with the dict `facts` as JSON in its metadata."""
+    for key, array in arrays.items():
+        if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
+            raise ValueError(f"Expected arrays of floats. Received: {key!r} of dtype {array.dtype}")
     arrays = {key: np.asarray(array, order="C") for key, array in arrays.items()}
     # transformers refuses a file without "format".
     metadata = {"format": "pt", FACTS: json.dumps(facts)}
@@ -38,3 +44,12 @@ def write_safetensors(path, arrays, facts):
             save_file(arrays, temporary, {**metadata, DIGEST: contents_digest(temporary)})
         except SafetensorError as error:
             raise OSError(f"Cannot write {os.fsdecode(path)!r}: {error}") from error
+    _renew_sidecar(path)
+
+
+def _renew_sidecar(path):
+    """If a .sha256 file lies next to a file that was just written, writes the new hash into it."""
+    sidecar = Path(f"{os.fspath(path)}.sha256")
+    if sidecar.exists():
+        with replacing(sidecar) as temporary:
+            temporary.write_text(f"{sha256(path)}  {Path(path).name}\n", encoding="ascii")

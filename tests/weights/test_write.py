@@ -1,4 +1,6 @@
+import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -38,6 +40,14 @@ def test_safetensors_file_equals_what_package_reads(tmp_path):
     assert metadata["format"] == "pt" and json.loads(metadata["keras_vit"]) == {"grid": [2, 3]}
 
 
+def test_other_dtypes_are_refused_without_a_file(tmp_path):
+    path = tmp_path / "file.safetensors"
+    for wrong in (np.arange(3), np.array(["a"]), np.ones(2, bool), np.ones(2, "complex64")):
+        with pytest.raises(ValueError, match="Expected arrays of floats. Received: 'b' of dtype"):
+            write_safetensors(path, {"a": np.ones(2, "float32"), "b": wrong}, {})
+    assert os.listdir(tmp_path) == []
+
+
 def test_npz_refuses_longer_comments_than_zip_files_hold(tmp_path):
     refuses(".safetensors or .keras", write_npz, tmp_path / "a.npz", ARRAYS, {"class_names": ["species"] * 9000})
     assert not list(tmp_path.iterdir())
@@ -60,6 +70,15 @@ def test_full_disk_names_the_file_and_leaves_no_folder(tmp_path):
     last = subprocess.run(command, capture_output=True, text=True).stderr.strip().splitlines()[-1]
     assert last.startswith("OSError: Cannot write ") and "model.safetensors" in last and "File too large" in last
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [write_npz, write_safetensors])
+def test_write_renews_sidecar(tmp_path, write):
+    path = tmp_path / "file"
+    (tmp_path / "file.sha256").write_text(f"{'0' * 64}  file\n")
+    write(path, ARRAYS, {})
+    assert (tmp_path / "file.sha256").read_text() == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  file\n"
+    assert open_checkpoint(path).entries.keys() == ARRAYS.keys()
 
 
 def test_read_shows_progress(tmp_path, capsys, monkeypatch):
