@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -132,3 +134,17 @@ def test_config_round_trip(of_class):
     again = keras.initializers.deserialize(keras.initializers.serialize(initializer))
     assert type(again) is of_class
     np.testing.assert_array_equal(values(again, (7, 3)), values(initializer, (7, 3)))
+
+
+@pytest.mark.long
+def test_initializer_works_while_python_ends():
+    script = """
+import atexit, keras
+from keras_vit.layers import initializers
+normal = initializers.RandomNormal(seed=1)
+shape = (initializers.PIECE + 10,)
+before = keras.ops.convert_to_numpy(normal(shape))
+atexit.register(lambda: print((keras.ops.convert_to_numpy(normal(shape)) == before).all()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True", done.stderr
