@@ -23,21 +23,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path):
     """Yields a temporary path. If the `with` block ends without an error, the file written there replaces `path`.
 
-    If `path` is a link, its target is replaced. If `path` is a device or pipe, the device or pipe itself is yielded.
+    If `path` is a link, its target is replaced. If `path` is a device or pipe, the contents of the temporary file are
+    written to this device or pipe.
     """
     path, target = Path(arguments.path("path", path)), Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}. Create it.")
     if target.is_dir():
         raise IsADirectoryError(f"Cannot write {str(path)!r}: it is a folder. Pass the path of a file.")
-    if target.exists() and not target.is_file():
-        yield target
-        return
-    with draft_folder(target) as folder:
+    special = target.exists() and not target.is_file()
+    # The folder of a device or pipe is often not writable.
+    with tempfile.TemporaryDirectory() if special else draft_folder(target) as folder:
         # Keras chooses the format by the suffix, so the temporary file has the name that the caller passed.
-        draft = folder / path.name
+        draft = Path(folder, path.name)
         yield draft
-        os.replace(draft, target)
+        if special:
+            with open(draft, "rb") as source, open(target, "wb") as device:
+                shutil.copyfileobj(source, device)
+        else:
+            os.replace(draft, target)
 
 
 def regular_file(path, expected):
