@@ -37,7 +37,7 @@ class CheckedRuns:
         if keras.backend.backend() != "jax":
             return function(x, *args, **kwargs)
         optimizer = getattr(self, "optimizer", None)
-        if function.__name__ == "fit" and optimizer is not None and not optimizer.built:
+        if function.__name__ == "fit" and self.built and optimizer is not None and not optimizer.built:
             optimizer.build(self.trainable_variables)
         # A wrapper may have variables that `variables` does not contain, for example the copies of a teacher's weights.
         variables = [*self.variables, *self.non_trainable_variables, *self.metrics_variables]
