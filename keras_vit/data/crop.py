@@ -79,7 +79,7 @@ class Crop:
         resize_size = arguments.optional(arguments.pair, "resize_size", self.resize_size)
         object.__setattr__(self, "resize_size", resize_size)
         arguments.boolean("flip", self.flip)
-        arguments.choice("channels", self.channels, (1, 3, 4))
+        arguments.choice("channels", arguments.positive_int("channels", self.channels), (1, 3, 4))
         arguments.positive_int("max_pixels", self.max_pixels)
         arguments.instance("preprocessing", self.preprocessing, Preprocessing)
         scale = (1, 1) if self.scale is None else self.scale
