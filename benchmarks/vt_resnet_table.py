@@ -40,7 +40,7 @@ def measure(variant):
         model = keras_vit.VTResNet(variant)
         costs = keras_vit.profile(model)
     found = {"parameters": costs.parameters / 1e6, "multiply_adds": costs.multiply_adds / 1e6}
-    modules = [model.get_layer(name) for name in model.config.module_names]
+    modules = [model.get_layer(name) for name in model.config.block_names if name.startswith("vt_")]
     for part in PARTS:
         layers = [getattr(module, part) for module in modules if getattr(module, part) is not None]
         steps = [step for row in costs.rows for step in row.steps if f"/{part}/" in step.name]

@@ -35,7 +35,6 @@ import keras_vit
 from keras_vit.files import replacing
 
 RESULTS = Path(__file__).parents[1] / "results"
-TIMES = ("seconds",)
 
 
 class Study(NamedTuple):
@@ -102,12 +101,6 @@ def table(score, by_case):
 def mean_and_deviation(values):
     """Returns the mean and the standard deviation over seeds, 0 with one seed."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def without_times(content):
-    """Returns the results of a study without what differs between two runs of it: the seconds."""
-    runs = {key: {k: v for k, v in row.items() if k not in TIMES} for key, row in content["runs"].items()}
-    return content | {"runs": runs}
 
 
 def _take_core(cores):
