@@ -66,7 +66,7 @@ class Progress:
                 self.update(self.done + steps(item), self.count + (count or steps)(item))
 
     def update(self, done, count=None):
-        """Shows that `done` steps are finished. The bar shows `count` items per second; None: `done`."""
+        """Shows that `done` steps are finished. The rate is `count` per second; None: `done`."""
         self.done, self.count = done, done if count is None else count
         if self.verbose and (self.shown or time.monotonic() - self.start >= DELAY):
             if self.title and not self.shown and keras.config.is_interactive_logging_enabled():

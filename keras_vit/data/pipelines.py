@@ -130,8 +130,8 @@ def pipeline(
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
     `num_batches=5` and without `repeat`, an iteration ends after 5 batches, and the next iteration has new batches.
     After `data.set_epoch(3)`, the next iteration is number 3, counted from 0. If an epoch has only a few batches, use
-    `repeat=True`. If not, the epoch may end before training uses its batches, because `fit` reads a batch to build a
-    model, and a `prefetch` that you add reads ahead.
+    `repeat=True`. Without `repeat`, a short epoch may end before training uses its batches, because `fit` reads a batch
+    to build a model, and a `prefetch` that you add reads ahead.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
     `training`, `repeat`, `drop_remainder` or `pad_remainder` is True, other images of the batch replace the broken
@@ -171,14 +171,14 @@ def pipeline(
             labels, else "int". Soft labels, multi-hot labels and regression targets are not converted.
         normalize: Bool. True, the default, scales images as in `preprocessing`. False leaves them in 0..255, but the
             noise in erased rectangles can exceed this range.
-        channels: Integer, the channels of the images in a batch; 3 by default.
+        channels: 1, 3 or 4, the channels of the images in a batch; 3 by default.
         shuffle: Bool, or the number of images in the shuffle buffer. True means 10,000, and None means the value of
             `training`. If `cache` is True, or if the source consists of files and `cache` is False, the buffer always
             holds all images.
         seed: Integer of at least 0.
         repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `model.fit`, or pass `num_batches`
-            and train by `keras_vit.training.fit`, which calls `set_epoch`: without it, each iteration has the same
-            batches. A batch may have images of two epochs.
+            and train by `keras_vit.training.fit`, which calls `set_epoch`. Without a call of `set_epoch`, each
+            iteration has the same batches. A batch may have images of two epochs.
         cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
             files on disk, and each process needs a different path. The names of these files contain a hash of the
             paths and labels of the images; delete the files if images have changed. To decode faster, see
@@ -208,7 +208,7 @@ def pipeline(
     inputs = input_options(preprocessing, image_size=image_size, channels=channels, normalize=normalize)
     record = inputs["preprocessing"]
     image_size = arguments.pair("image_size", inputs["image_size"])
-    channels = arguments.choice("channels", inputs["channels"], (1, 3, 4))
+    channels = arguments.choice("channels", arguments.positive_int("channels", inputs["channels"]), (1, 3, 4))
     record.check_channels(channels)
     augmented = augmentation(augment)
     policy = augmented.policy

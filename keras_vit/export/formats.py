@@ -230,10 +230,10 @@ def onnx(model: keras.Model, path: str | os.PathLike, **options: Unpack[Options]
     Returns:
         A dict: `path`, `precision`, `size` (bytes), `difference` (the largest difference from the outputs of the model
         with weights in `precision`), `num_checked` (the number of compared images) and `change`. If no `images` are
-        given, `change` is None. With `images`, `change` is a dict that compares the first output of the file and of
-        the original model: `num_images`, the `largest` and the `mean` absolute difference, and `same_top1`, the number
-        of images whose top-1 class stays the same. With `labels`, `change` also contains the accuracies `before` and
-        `after` the export.
+        given, `change` is None. With `images`, `change` is a dict that compares the first output of the file and of the
+        original model: `num_images`, the `largest` and the `mean` absolute difference, and `same_top1`, the number of
+        images whose top-1 class stays the same (None if the model has one output). With `labels`, `change` also
+        contains the accuracies `before` and `after` the export.
 
     Raises:
         ImportError: If a package that the format needs is not installed.

@@ -30,7 +30,7 @@ class Epochs:
             what = "data that never ends" if found == math.inf else f"data of {found or 'an unknown number of'} batches"
             raise ValueError(
                 f"Expected epochs that read all batches of the data. Received: steps_per_epoch={steps}, {what}. Leave "
-                "`steps_per_epoch` out, or pass as `data` a function of the epoch, which returns its data."
+                "`steps_per_epoch` out, or pass a function of the epoch as `data` that returns new data."
             )
 
     def set_seeds(self, epoch):

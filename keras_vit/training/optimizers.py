@@ -40,7 +40,7 @@ def cosine(step, peak, total_steps, warmup_steps=0, end=0.0):
 
 
 def rsqrt(step, peak, total_steps, warmup_steps=0, timescale=10_000, cooldown_steps=0):
-    """Returns the inverse square root schedule of arXiv 2106.04560, section 3.5, with an optional cooldown to 0."""
+    """Returns the rate of an inverse square root schedule (arXiv 2106.04560, section 3.5), optionally cooled to 0."""
     lib = _library(step)
     lr = peak / lib.sqrt(1 + lib.maximum(0.0, step - warmup_steps) / timescale) * warmup(step, warmup_steps)
     if cooldown_steps:

@@ -40,8 +40,8 @@ def download(url, path, *, sha256_prefix=None, pin, check):
 def confirm(path, *, sha256_prefix=None, pin, check):
     """Raises a ValueError if a file's SHA-256 is not the known hash. If no hash is known, calls `check(path)`.
 
-    `sha256_prefix` are the first digits of the SHA-256 in the published name, or None. The first
-    successful call writes the SHA-256 to the file `pin`, in the format of `sha256sum`, and later calls compare with it.
+    `sha256_prefix` are the first digits of the SHA-256 in the published name, or None. The first successful call writes
+    the SHA-256 to the file `pin`, in the format of `sha256sum`, and later calls compare with it.
     """
     known = _known(sha256_prefix, pin)
     try:

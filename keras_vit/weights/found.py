@@ -53,7 +53,7 @@ class Found:
         self.stated_constants = None
 
     def put(self, origin, *, certain=True, **fields):
-        """Sets fields to values of one origin. Pass `certain=False` if models with other values are saved alike."""
+        """Sets fields to values of one origin. Pass `certain=False` if other values can give the same file."""
         for name, value in fields.items():
             self.unknown.pop(name, None)
             self.values[name] = Value(value, origin, certain)

@@ -65,8 +65,8 @@ class CoAtNetConfig(ModelConfig):
         layer_scale_init: Float, the initial value of LayerScale in transformer blocks; None for no LayerScale.
         position_mlp_dim: Int, the hidden width of the MLP that computes the attention's position biases. None: a
             learned table contains the biases.
-        position_interpolation: The method that resizes the position tables if the image size changes, at run time or
-            when a file is loaded: "bilinear" (as in the paper) or "geometric" (as in timm).
+        position_interpolation: The method that resizes the position tables if the image size changes at run time or for
+            `weights=`: "bilinear" (as in the paper) or "geometric" (as in timm).
         table_image_size: Int or (height, width), in pixels, only if `image_size` is (None, None). The position tables
             are stored for images of this size. None: the size in the weights, else 224.
         norm_after_pooling: Bool; True normalizes the pooled vector instead of the feature map.

@@ -54,8 +54,8 @@ class ViTConfig(ModelConfig):
             pooling) or "none" (all tokens).
         position_embedding: "learned" (per position), "learned2d" (per row and per column), "relative" (per 1-D offset
             between two tokens, in each attention layer), "sincos2d" (fixed) or "none".
-        position_interpolation: The method that resizes the position table if the image size changes, at run time or in
-            `load_weights`: "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
+        position_interpolation: The method that resizes the position table if the image size changes at run time or for
+            `weights=`: "linear", "bicubic", "bicubic_antialias" or "bicubic_offset", as in `PositionEmbedding`.
         grid_size: (rows, columns) of the position table if `image_size` is (None, None). None: the grid of images of
             224 x 224 pixels.
         class_token: Bool, whether there is a class token. None: True if `pooling` is "token", "token_gap" or "none".
