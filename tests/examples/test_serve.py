@@ -1,7 +1,10 @@
 import contextlib
+import gc
 import html
+import io
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -36,14 +40,19 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def url(model, tmp_path_factory):
-    """The address of a model."""
+def server(model, tmp_path_factory):
+    """The address of a model, the process id of its server, which has no Keras, and the folder of the model."""
     folder = tmp_path_factory.mktemp("models") / "vit"
     export.saved_model(model, folder / "1", postprocess="classify", labels=LABELS, top=2)
     # The server must ignore the draft of a newer version.
     (folder / ".2.123.draft").mkdir()
-    with scripts.served(folder) as address:
-        yield address
+    with scripts.served(folder) as (address, process):
+        yield address, process.pid, folder
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return server[0]
 
 
 def post(url, body):
@@ -78,6 +87,39 @@ def test_python_client_prints_class_or_status(model, url, files, capsys):
         assert line == f"{path}: {LABELS[logits.argmax()]} {probabilities.max():.3f}"
     assert lines[2:] == [f"{files[2]}: damaged"]
     assert client.main([files[0], "--url", url]) == 0
+
+
+def run_shell_client(*arguments):
+    command = ["sh", scripts.EXAMPLES / "serve" / "client.sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_clients_name_missing_file(tmp_path):
+    with pytest.raises(SystemExit, match=r"Cannot read .*nowhere\.jpg: No such file"):
+        scripts.load("serve/client.py").main([str(tmp_path / "nowhere.jpg")])
+    done = run_shell_client(tmp_path / "nowhere.jpg", "http://127.0.0.1:9")
+    assert done.returncode == 1 and done.stderr == f"There is no file {tmp_path / 'nowhere.jpg'} to read.\n"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_client_returns_outputs_of_model(model, url, files):
+    done = run_shell_client(files[0], url)
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout)["predictions"]
+    assert answer["status"] == "ok"
+    np.testing.assert_allclose(answer["outputs"], expected(model, files[0]), atol=1e-4)
+
+
+def test_busy_port_and_missing_folder_are_named(url, tmp_path, monkeypatch, capsys):
+    serve = scripts.load("serve/server.py")
+    refuses("There is no folder .*nowhere", serve.main, [str(tmp_path / "nowhere")], error=SystemExit)
+    monkeypatch.setattr(serve, "Model", lambda folder: None)
+    port = re.search(r":(\d+)/", url)[1]
+    with pytest.raises(SystemExit, match=f"Cannot listen at 127.0.0.1:{port}: Address already in use"):
+        serve.main([str(tmp_path), "--port", port])
+    with pytest.raises(SystemExit):
+        serve.main([str(tmp_path), "--port", "99999"])
+    assert "expected 0 to 65535. Received: 99999" in capsys.readouterr().err
 
 
 def test_instances_and_inputs_return_outputs_of_model(model, url):
@@ -142,6 +184,30 @@ def connected(url):
     return socket.create_connection((host, int(port)), timeout=30)
 
 
+def responses(url, data):
+    """Returns the number of responses to bytes that are sent over one connection."""
+    with connected(url) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    return len(re.findall(rb"HTTP/1\.1 \d+", received))
+
+
+def test_request_inside_another_one_gets_no_response(url):
+    post_line = b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\n"
+    hidden = b"GET /v1/models/vit HTTP/1.1\r\nHost: x\r\n\r\n"
+    lengths = b"Content-Length: 2\r\nContent-Length: %d\r\n" % (2 + len(hidden))
+    for request in (
+        post_line + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}" + hidden,
+        post_line + lengths + b"\r\n{}" + hidden,
+        post_line + b"Content-Length: 0_2\r\n\r\n{}" + hidden,
+        b"GET /v1/models/vit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(hidden) + hidden,
+    ):
+        assert responses(url, request) == 1
+
+
 def test_request_of_many_rows_or_bytes_is_refused(url):
     rows = b'{"instances": [' + b"0," * 128 + b"0]}"
     assert post(url, rows) == (400, {"error": "Expected at most 128 rows. Received: 129"})
@@ -184,19 +250,47 @@ def test_server_sends_only_named_sample_images(tmp_path):
         assert respond(application, path)[0] == 404, path
 
 
-def test_post_from_another_origin_is_refused():
-    application = scripts.load("serve/server.py").Application(None, "vit")
-    for origin in ("http://elsewhere.example", "null"):
-        path, headers = "/v1/models/vit:predict", {"HTTP_ORIGIN": origin, "HTTP_HOST": "localhost"}
-        assert respond(application, path, "POST", **headers)[0] == 403
+def test_server_error_is_a_response_and_garbage_is_collected(capsys):
+    collected = []
+
+    class Broken:
+        def parse(self, body, max_rows):
+            collected.append(gc.isenabled())
+            raise ZeroDivisionError("no such luck")
+
+    application = scripts.load("serve/server.py").Application(Broken(), "vit")
+    body = {"wsgi.input": io.BytesIO(b"{}")}
+    status, answer = respond(application, "/v1/models/vit:predict", "POST", **body)
+    assert status == 500
+    assert json.loads(answer) == {"error": "The server failed: ZeroDivisionError: no such luck"}
+    assert "Traceback" in capsys.readouterr().err
+    # Parsing suspends the garbage collection.
+    assert collected == [False] and gc.isenabled()
 
 
-def test_slow_connections_block_no_request(url):
+def test_post_from_another_origin_is_refused(url):
+    image = {"instances": [np.zeros((16, 16, 3)).tolist()]}
+    root = url.partition("/v1/")[0]
+    for origin, status in ((root, 200), ("http://elsewhere.example", 403), ("null", 403)):
+        request = urllib.request.Request(f"{url}:predict", json.dumps(image).encode(), {"Origin": origin})
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=60) as response:
+            assert response.status == status
+            continue
+        assert status == 403
+
+
+def test_slow_connections_block_no_request_and_take_no_thread(server):
+    url, process_id, _ = server
+    threads = Path("/proc", str(process_id), "task")
+    before = len(list(threads.iterdir())) if threads.exists() else 0
     with contextlib.ExitStack() as stack:
         for _ in range(400):
             slow = stack.enter_context(connected(url))
             slow.sendall(b"POST /v1/models/vit:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert post(url, {"instances": [np.zeros((16, 16, 3)).tolist()]})[0] == 200
+        if before:
+            # TensorFlow may start a few threads.
+            assert len(list(threads.iterdir())) < before + 50
 
 
 # A model whose predictions take longer than the server waits between two looks at the signal.
@@ -232,3 +326,41 @@ def test_stopped_server_answers_requests_under_way(number, tmp_path):
             assert [each.result() for each in computing] == [(200, {"predictions": [7]})] * 2
             assert arriving.recv(100).startswith(b"HTTP/1.1 200 ")
             assert process.wait(timeout=20) == 0
+
+
+def test_unfinished_versions_are_skipped_with_one_line(server, tmp_path, capsys):
+    serve = scripts.load("serve/server.py")
+    (tmp_path / "3" / "variables").mkdir(parents=True)
+    for name in ("²", "٣"):
+        (tmp_path / name).mkdir()
+    refuses("There is no version in .* Expected a complete SavedModel", serve.Model, tmp_path, error=SystemExit)
+    shutil.copytree(server[2] / "1", tmp_path / "1")
+    shutil.copytree(server[2] / "1", tmp_path / "2")
+    (tmp_path / "2" / "saved_model.pb").write_bytes(b"damaged")
+    capsys.readouterr()
+    assert serve.Model(tmp_path).version == "1"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:18] for line in lines if "Skipped" in line] == ["Skipped version 3,", "Skipped version 2,"]
+
+
+def test_head_response_has_no_body(url):
+    head = b"HEAD /v1/models/vit HTTP/1.1\r\nHost: x\r\n"
+    with connected(url) as connection:
+        connection.sendall(head + b"Connection: close\r\n\r\n")
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n") and received.partition(b"\r\n\r\n")[2] == b""
+    # The next response of the connection starts after the headers.
+    assert responses(url, head + b"\r\n" + head.replace(b"HEAD", b"GET") + b"\r\n") == 2
+
+
+@pytest.mark.long
+def test_request_that_arrives_too_slowly_is_dropped(server):
+    with scripts.served(server[2], "--request-timeout", "1") as (url, _), connected(url) as slow:
+        for byte in b"POST /v1/models/vit:predict HTTP/1.1":
+            try:
+                slow.sendall(bytes([byte]))
+            except OSError:
+                break
+            time.sleep(0.3)
+        else:
+            pytest.fail("the connection was not closed")
