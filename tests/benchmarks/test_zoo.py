@@ -1,19 +1,33 @@
 import json
+import re
 
 import pytest
 
+import keras_vit
 from tests.benchmarks.conftest import BENCHMARKS
 from tests.peers import peer
 
+DIFFERING = [
+    ({"label_names": ["a"] * 1000}, "class names .'a', 'a', 'a'., expected .'name 0', 'name 1'"),
+    ({"problem_type": "regression"}, "task regression, expected single_label"),
+    ({"crop_pct": 0.8}, "of the pixels of a picture, by up to"),
+]
 
-@pytest.mark.long
-def test_zoo_outcome_is_exact_wrong_or_refused(script, tmp_path):
+
+@pytest.fixture
+def case(script):
+    """A model of timm: its maker, the module, images, and its outputs for them."""
     peer("timm")
-    torch = pytest.importorskip("torch")
     timm = script.TimmModel("vit_tiny_patch16_224", shallow=True)
     module = script.randomize(timm.create())
     images = script.images_for(module, timm)
-    expected = timm.outputs(module, images)
+    return timm, module, images, timm.outputs(module, images)
+
+
+@pytest.mark.long
+def test_zoo_outcome_is_exact_wrong_or_refused(script, case, tmp_path):
+    torch = pytest.importorskip("torch")
+    timm, module, images, expected = case
 
     def outcome():
         timm.save(module, tmp_path)
@@ -30,6 +44,24 @@ def test_zoo_outcome_is_exact_wrong_or_refused(script, tmp_path):
     module.blocks[1].attn.extra = torch.nn.Parameter(torch.ones(3))
     row, _ = outcome()
     assert row["outcome"] == "refused" and "blocks.1.attn.extra" in row["message"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes, message", DIFFERING)
+def test_zoo_finds_differing_facts(script, case, tmp_path, changes, message):
+    timm, module, images, expected = case
+    timm.save(module, tmp_path)
+    facts, path = timm.facts(module, tmp_path), tmp_path / "config.json"
+    assert script.load(tmp_path, images, expected, facts)[0]["outcome"] == "exact"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        (config["pretrained_cfg"] if key in config["pretrained_cfg"] else config)[key] = value
+    path.write_text(json.dumps(config))
+    row, _ = script.load(tmp_path, images, expected, facts)
+    assert row["outcome"] == "wrong"
+    assert re.search(message, row["message"])
+    smaller = keras_vit.from_pretrained(tmp_path, image_size=96)
+    assert "a picture of (96, 96, 3), expected (224, 224, 3)" in script.differing_facts(smaller, facts)
 
 
 def test_counts_of_pages_match_the_zoo_results(script):
