@@ -1,4 +1,4 @@
-"""Opens the pages of a built site in headless Chromium, narrow and wide, and returns what is wrong."""
+"""Opens the pages of a built site in headless Chromium, narrow and wide, light and dark, and returns what is wrong."""
 
 import contextlib
 import functools
@@ -9,6 +9,7 @@ import threading
 from urllib.parse import urlsplit
 
 WIDTHS = {"narrow": 390, "wide": 1280}
+SCHEMES = {"default": "light", "slate": "dark"}
 CHROMIUM = "/usr/bin/chromium"
 DRIVER = "/usr/bin/chromedriver"
 FLAGS = (
@@ -29,6 +30,8 @@ const code = [...document.querySelectorAll(".md-content pre, .md-content pre > c
 return [document.documentElement.scrollWidth - width,
     [...wide, ...code].slice(0, 3).map(e => e.outerHTML.slice(0, 120))];
 """
+SCHEME = "return document.body.getAttribute('data-md-color-scheme')"
+TOGGLE = "form[data-md-component=palette] label:not([hidden])"
 READY = "return document.readyState === 'complete' && [...document.images].every(e => e.complete)"
 
 
@@ -97,15 +100,23 @@ def complaints(driver, address):
 
 
 def visit(driver, address, page):
-    """Opens a page in each width; returns what is wrong."""
+    """Opens a page in each width and scheme; returns what is wrong."""
     found = []
     for name, width in WIDTHS.items():
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         driver.get(f"{address}/{page}")
         wait_for(driver, READY)
-        beyond, elements = driver.execute_script(OVERFLOW)
-        if beyond > 0 or elements:
-            found.append(f"{page}, {name}: {beyond} pixels wider than the page: {elements}")
-        found += [f"{page}, {name}: {complaint}" for complaint in complaints(driver, address)]
+        first = SCHEMES[driver.execute_script(SCHEME)]
+        for scheme in (first, *(set(SCHEMES.values()) - {first})):
+            if scheme != first:
+                # The next page starts with this choice.
+                driver.execute_script(f"document.querySelector('{TOGGLE}').click()")
+            where = f"{page}, {name}, {scheme}"
+            beyond, elements = driver.execute_script(OVERFLOW)
+            if beyond > 0 or elements:
+                found.append(f"{where}: {beyond} pixels wider than the page: {elements}")
+            if SCHEMES[driver.execute_script(SCHEME)] != scheme:
+                found.append(f"{where}: the toggle does not change the scheme")
+            found += [f"{where}: {complaint}" for complaint in complaints(driver, address)]
     return found

@@ -21,6 +21,16 @@ MODULES = {"keras_vit": keras_vit} | {
     for name in keras_vit.__all__
     if isinstance(getattr(keras_vit, name), ModuleType)
 }
+SEARCH = """
+const query = document.querySelector("[data-md-component=search-query]");
+query.focus();
+query.value = arguments[0];
+query.dispatchEvent(new Event("input", {bubbles: true}));
+query.dispatchEvent(new Event("keyup", {bubbles: true}));
+"""
+FOUND = "return [...document.querySelectorAll('.md-search-result__link')].map(e => e.href).join(' ')"
+SEARCHES = [("attention_rollout", "api/inspection.html"), ("include_top", "guides/from_keras_applications.html")]
+SEARCHES += [("confusion matrix", "guides/explaining_predictions.html"), ("weights imagenet", "guides/")]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +49,27 @@ def driver():
 @pytest.mark.parametrize("page", PAGES)
 def test_page_has_no_complaints(page, address, driver):
     assert not browser.visit(driver, address, page)
+
+
+def test_visit_reports_every_kind_of_error(tmp_path, driver):
+    (tmp_path / "index.html").write_text(
+        "<body data-md-color-scheme=default><form data-md-component=palette><label></label></form>"
+        "<img src=missing.png><script src=https://example.com/a.js></script><script>nowhere()</script>"
+        '<div class=md-content><p style="width: 2000px">wide</p></div>'
+    )
+    with browser.served(tmp_path) as address:
+        found = "\n".join(browser.visit(driver, address, "index.html"))
+    for words in ("status 404", "request to example.com", "nowhere is not defined", "wider", "does not change"):
+        assert words in found
+
+
+@pytest.mark.parametrize("words, page", SEARCHES)
+def test_search_finds_page(words, page, address, driver):
+    driver.get(f"{address}/index.html")
+    browser.wait_for(driver, browser.READY)
+    driver.execute_script(SEARCH, words)
+    assert page in browser.wait_for(driver, FOUND)
+    assert not browser.complaints(driver, address)
 
 
 def test_inventory_has_each_public_name():

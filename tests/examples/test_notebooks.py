@@ -45,3 +45,9 @@ def test_stored_notebook_is_its_executed_source(name, run):
     assert any({"image/jpeg", "image/png"} & set(output.get("data", ())) for output in first), "no picture"
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     assert not re.findall(r"QUICK|environ|%config", code) and "samples.py" in notebook.cells[0].source
+
+
+def test_own_images_take_twenty_lines():
+    cells = nbformat.read(scripts.EXAMPLES / "notebooks" / "own_images.ipynb", as_version=4).cells
+    (code,) = [cell.source for cell in cells if "model.fit" in cell.source and cell.cell_type == "code"]
+    assert len([line for line in code.splitlines() if line.strip()]) == 20 and "samples" not in code

@@ -12,6 +12,11 @@ from tests.examples import scripts
 
 FOLDER = scripts.EXAMPLES / "site"
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((FOLDER / "docs").glob("*.md"))}
+# Words that a user of another package searches for.
+SEARCHED = (
+    *("include_top", "input_shape", 'weights="imagenet"', "grad-cam", "confusion matrix", "mixed precision", "EXIF"),
+    *("TensorFloat32", "TF Serving", "submission.csv"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +72,12 @@ def test_result_tables_have_no_empty_cells(site):
         assert len(lines) >= 3, (name, arguments)
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1, (name, arguments)
         assert "None" not in "".join(lines), (name, arguments)
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_a_page_contains_the_searched_words(words):
+    guides = {path.name: path.read_text(encoding="utf-8") for path in (FOLDER / "docs" / "guides").glob("*.md")}
+    assert [name for name, text in {**PAGES, **guides}.items() if words.lower() in text.lower()]
 
 
 def test_notebook_pages_show_code_outputs_and_links(site):
