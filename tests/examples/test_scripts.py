@@ -100,3 +100,16 @@ def test_pretrain_on_folder_saves_backbone_and_figure(method, tmp_path, capsys):
     assert f"by {method}" in capsys.readouterr().out
     size = {"hidden_dim": 32, "num_layers": 1, "num_heads": 1, "mlp_dim": 64, "image_size": 16, "patch_size": 4}
     keras_vit.ViT("Ti/16", num_classes=10, weights=out / "backbone.npz", **size)
+
+
+def test_train_splits_are_disjoint_and_hold_each_class():
+    datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
+    splits = scripts.load("train.py").load_images(seed=0)
+    assert [len(labels) for _, labels in splits.values()] == [1257, 180, 360]
+    for images, labels in splits.values():
+        assert images.dtype == "uint8" and images.shape[1:] == (8, 8, 1) and images.max() == 255
+        assert np.bincount(labels, minlength=10).min() >= len(labels) // 11
+    # The splits together hold each image as often as the source.
+    together = np.concatenate([images for images, _ in splits.values()]).reshape(1797, -1)
+    source = np.round(datasets.load_digits().data * (255 / 16)).astype("uint8")
+    np.testing.assert_array_equal(np.sort(together.view("S64").ravel()), np.sort(source.view("S64").ravel()))
