@@ -94,10 +94,14 @@ def put_folder(draft, path):
 
 @contextlib.contextmanager
 def only_process(path):
-    """Locks the file `path` while the `with` block runs; raises RuntimeError if another process has locked it."""
+    """Locks the file `path` while the `with` block runs; raises RuntimeError if another process has locked it.
+
+    Yields True, or False if the system does not support locks.
+    """
+    locked = fcntl is not None
     with open(path, "a+", encoding="ascii") as file:
         try:
-            if fcntl is not None:
+            if locked:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
@@ -107,8 +111,8 @@ def only_process(path):
             ) from None
         except OSError:
             # Some network file systems do not support locks.
-            pass
+            locked = False
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        yield locked

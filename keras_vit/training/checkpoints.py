@@ -44,8 +44,9 @@ class CheckpointSlots:
         if process_id() > 0:
             yield
             return
-        with only_process(self.folder / ".lock"):
-            for draft in self.folder.glob(".step_*.npz.*.draft"):
+        with only_process(self.folder / ".lock") as locked:
+            # If locks are not supported, keep all drafts, because another process may be writing them.
+            for draft in self.folder.glob(".step_*.npz.*.draft") if locked else ():
                 shutil.rmtree(draft, ignore_errors=True)
             yield
 

@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -119,6 +121,18 @@ def test_opened_removes_the_draft_of_a_killed_save(tmp_path):
     (tmp_path / ".step_000000000002.npz.0.draft").mkdir()
     with checkpoints.opened():
         assert sorted(tmp_path.iterdir()) == [tmp_path / ".lock", *checkpoints.paths()]
+
+
+def test_opened_keeps_a_draft_if_locks_do_not_work(tmp_path, monkeypatch):
+    checkpoints, _ = saved(tmp_path, (1,))
+    unsupported = mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    for name, value in (("keras_vit.files.fcntl.flock", unsupported), ("keras_vit.files.fcntl", None)):
+        monkeypatch.setattr(name, value)
+        with replacing(tmp_path / "step_000000000002.npz") as draft:
+            draft.write_bytes(b"half")
+            with checkpoints.opened():
+                assert draft.read_bytes() == b"half"
+    assert unsupported.called
 
 
 def test_failed_save_keeps_the_other_files(tmp_path, monkeypatch):
