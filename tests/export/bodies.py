@@ -1,6 +1,7 @@
 """Requests that a server must refuse, and damaged images."""
 
 import io
+import struct
 
 import numpy as np
 from PIL import Image
@@ -21,6 +22,14 @@ def encoded(seed, kind="JPEG", **options):
     return file.getvalue()
 
 
+def huge_jpeg():
+    """Returns a JPEG whose header gives 65,000 x 65,000 pixels, near the limit of libjpeg."""
+    data = bytearray(encoded(1))
+    start = data.index(b"\xff\xc0")
+    data[start + 5 : start + 9] = struct.pack(">HH", 65_000, 65_000)
+    return bytes(data)
+
+
 def strings(*values):
     array = np.empty(len(values), object)
     array[:] = values
@@ -39,6 +48,7 @@ def bad_images():
         "jpeg_without_data": (good[:200], "damaged"),
         "jpeg_truncated": (good[: len(good) * 2 // 3], "damaged"),
         "jpeg_of_noise": (good[:20] + bytes(range(256)) * 4, "damaged"),
+        "jpeg_huge": (huge_jpeg(), "too_large"),
         "png_magic_alone": (encoded(1, "PNG")[:8], "unknown_format"),
         "png_header_cut": (png(5, 5)[:20], "damaged"),
         "png_without_data": (png(5, 5, **empty), "damaged"),
@@ -54,23 +64,24 @@ def bad_images():
 def bad_requests(shape=(16, 16, 3)):
     """Yields (name, signature, inputs) of requests that a model of one size refuses."""
     good = np.zeros((1, *shape), "float32")
-    shapes = {"scalar": (), "no_batch": shape, "rank_5": (1, *shape, 1), "empty": (0, *shape)}
+    shapes = {"scalar": (), "vector": shape[-1:], "no_batch": shape, "rank_5": (1, *shape, 1), "empty": (0, *shape)}
     shapes |= {"too_many": (200, *shape), "no_height": (1, 0, *shape[1:]), "channels_first": (1, *shape[::-1])}
     shapes |= {"one_channel": (1, *shape[:2], 1), "other_size": (1, shape[0] + 1, *shape[1:])}
     for name, value in shapes.items():
         yield name, "serving_default", {"images": np.zeros(value, "float32")}
         yield name, "serving_uint8", {"images": np.zeros(value, "uint8")}
-    for signature, dtypes in {"serving_default": ("float64", "uint8"), "serving_uint8": ("float32", "int32")}.items():
-        for dtype in dtypes:
-            yield dtype, signature, {"images": good.astype(dtype)}
+    for dtype in ("float64", "int32", "int64", "uint8"):
+        yield dtype, "serving_default", {"images": good.astype(dtype)}
+    for dtype in ("float32", "int32"):
+        yield dtype, "serving_uint8", {"images": good.astype(dtype)}
+    yield "strings", "serving_default", {"images": np.full(good.shape, b"1", object)}
     for value in (np.nan, np.inf, -np.inf):
         image = good.copy()
         image[0, 0, 0, 0] = value
         yield f"{value}", "serving_default", {"images": image}
-    for name, value in {
-        "no_bytes": strings(),
-        "matrix_of_bytes": strings(encoded(1)).reshape(1, 1),
-        "too_many_bytes": strings(*[b""] * 200),
-        "numbers_as_bytes": np.zeros(2, "float32"),
-    }.items():
-        yield name, "serving_bytes", {"image_bytes": value}
+        yield f"only {value}", "serving_default", {"images": np.full_like(good, value)}
+    yield "no_bytes", "serving_bytes", {"image_bytes": strings()}
+    yield "scalar_bytes", "serving_bytes", {"image_bytes": np.array(encoded(1), object)}
+    yield "matrix_of_bytes", "serving_bytes", {"image_bytes": strings(encoded(1)).reshape(1, 1)}
+    yield "too_many_bytes", "serving_bytes", {"image_bytes": strings(*[b""] * 200)}
+    yield "numbers_as_bytes", "serving_bytes", {"image_bytes": np.zeros(2, "float32")}

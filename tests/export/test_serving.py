@@ -1,12 +1,20 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import hypothesis
 import keras
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from keras import ops
 
 import keras_vit
 from keras_vit import export
 from keras_vit.export import tensorflow_formats
-from tests.errors import refuses
+from tests.errors import file_size_limit, refuses
 from tests.export.bodies import bad_images, bad_requests, encoded, pixels, strings
 from tests.export.server import Refused, Server, warm_up_requests
 from tests.models.small import answers
@@ -22,6 +30,15 @@ outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None
 serving_uint8: images uint8 (None, 16, 16, 3) -> classes int32 (None, 3), labels string (None, 3), \
 outputs float32 (None, 5), probabilities float32 (None, 5), scores float32 (None, 3)
 """.strip()
+# Random bytes, random bytes behind the start of an image, and images with changed bytes.
+STARTS = st.sampled_from([b"", encoded(1)[:3], encoded(1, "PNG")[:16], encoded(1)[:300], encoded(1, "PNG")[:60]])
+BODIES = st.one_of(
+    st.binary(max_size=300),
+    st.tuples(STARTS, st.binary(max_size=200)).map(b"".join),
+    st.tuples(st.integers(2, 600), st.binary(min_size=1, max_size=40)).map(
+        lambda cut: encoded(1)[: cut[0]] + cut[1] + encoded(1)[cut[0] + len(cut[1]) :]
+    ),
+)
 REFUSED = [
     ({"postprocess": "nms"}, "postprocess"),
     ({"top": 0}, "top"),
@@ -124,13 +141,25 @@ def test_bad_image_leaves_other_rows_unchanged(server):
 def test_bad_requests_are_refused(server):
     before = server.ask("serving_default", images=batch(2))
     requests = list(bad_requests())
-    assert len(requests) >= 29
+    assert len(requests) >= 38
     for name, signature, inputs in requests:
         with pytest.raises(Refused):
             server.ask(signature, **inputs)
             pytest.fail(f"{signature} answered {name}")
     for name, value in server.ask("serving_default", images=batch(2)).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+# The long run has 200 examples, and the normal run has 20.
+@hypothesis.settings(max_examples=4 * hypothesis.settings.default.max_examples)
+@hypothesis.given(body=BODIES)
+def test_random_image_bytes_do_not_change_server(server, body):
+    before = server.ask("serving_bytes", image_bytes=strings(encoded(5)))
+    answer = server.ask("serving_bytes", image_bytes=strings(body, encoded(5)))
+    assert answer["status"][0] in (b"ok", b"unknown_format", b"too_large", b"damaged")
+    assert np.isfinite(answer["outputs"]).all()
+    after = server.ask("serving_bytes", image_bytes=strings(encoded(5)))
+    np.testing.assert_array_equal(after["outputs"], before["outputs"])
 
 
 def test_warm_up_requests_of_every_signature_succeed(model, server, tmp_path):
@@ -152,6 +181,27 @@ def test_saved_model_stores_weights_once_and_labels(model, folder):
     # TensorFlow adds two scalars: the save counter and the object graph.
     assert model.count_params() <= sum(stored) <= model.count_params() + 2
     assert (folder / "assets" / "labels.txt").read_text() == "".join(f"{label}\n" for label in LABELS)
+
+
+@pytest.mark.backends("tensorflow")
+def test_full_disk_error_names_version_and_leaves_no_file(model, tmp_path):
+    with file_size_limit(50_000):
+        check_not_exported(f"Cannot write '{tmp_path / '1'}': .*too large", model, tmp_path / "1", OSError)
+
+
+@pytest.mark.long
+def test_killed_export_leaves_no_partial_version(tmp_path):
+    code = "from keras_vit import export; from tests.tiny import build; export.saved_model(build(), 'PATH')"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", code.replace("PATH", str(tmp_path / "1"))]
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    # The export is at work when its draft appears.
+    while not any(tmp_path.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert [child.name[:3] for child in tmp_path.iterdir()] == [".1."]
 
 
 def test_overwrite_replaces_whole_version(model, tmp_path):
