@@ -69,6 +69,20 @@ def test_predictions_plot_takes_names_of_model():
     refuses("`labels`. Expected a name .*'seahorse'", plot_predictions, images, ["seahorse"] * 4, probabilities, model)
 
 
+def test_failed_plot_keeps_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "history.png"
+    path.write_bytes(b"the old picture")
+
+    def half_written(self, file, **kwargs):
+        with open(file, "wb") as half:
+            half.write(b"\x89PNG")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", half_written)
+    refuses("No space left", plot_history, HISTORY, path, error=OSError)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"the old picture"]
+
+
 @pytest.mark.parametrize("change, message", REFUSED)
 def test_predictions_plot_refuses_invalid_arrays(change, message):
     refuses(message, plot_predictions, *change(*predictions()), NAMES)

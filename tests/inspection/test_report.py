@@ -4,6 +4,7 @@ import html.parser
 import io
 import os
 import re
+from unittest import mock
 
 import keras
 import numpy as np
@@ -108,6 +109,16 @@ def test_report_of_nested_quantized_and_two_output_models(images, tmp_path):
     ):
         page = Page(write_report(each, images[:1], tmp_path / "report.html"))
         assert len(page.pictures) == pictures and words in "".join(page.text)
+
+
+def test_failed_report_keeps_old_file(images, tmp_path, monkeypatch):
+    model, _ = reference.build()
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / "report.html"
+    path.write_text("the old page")
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", mock.Mock(side_effect=OSError("No space left on device")))
+    refuses("No space left", write_report, model, images, path, error=OSError)
+    assert [file.read_text() for file in path.parent.iterdir()] == ["the old page"]
 
 
 def test_report_refuses_invalid_path_images_or_model(images, tmp_path):

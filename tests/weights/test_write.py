@@ -11,7 +11,7 @@ import safetensors.numpy
 from keras_vit import console as progress
 from keras_vit.weights.read import open_checkpoint
 from keras_vit.weights.write import write_npz, write_safetensors
-from tests.errors import refuses
+from tests.errors import file_size_limit, refuses
 
 ARRAYS = {"a": np.arange(6, dtype="float32").reshape(2, 3), "every_other": np.arange(8, dtype="float32")[::2]}
 ARRAYS |= {"transposed": ARRAYS["a"].T, "scalar": np.float32(3), "none": np.zeros((0, 2), "float32")}
@@ -51,6 +51,16 @@ def test_other_dtypes_are_refused_without_a_file(tmp_path):
 def test_npz_refuses_longer_comments_than_zip_files_hold(tmp_path):
     refuses(".safetensors or .keras", write_npz, tmp_path / "a.npz", ARRAYS, {"class_names": ["species"] * 9000})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write", [write_npz, write_safetensors])
+def test_failed_write_leaves_old_file(tmp_path, write):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    refuses("JSON", write, path, ARRAYS, {"grid": object()}, error=TypeError)
+    with file_size_limit(1000):
+        refuses("Cannot write.*(?i:too large)", write, path, {"a": np.zeros(1000, "float32")}, {}, error=OSError)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
 FULL_DISK = """
