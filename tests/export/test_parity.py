@@ -6,6 +6,10 @@ from keras_vit.export import parity
 from tests import tiny
 
 
+def test_difference_of_other_shapes_is_infinite():
+    assert parity.largest_difference([[np.zeros((2, 3))]], [[np.zeros((2, 1))]]) == float("inf")
+
+
 def test_probes_vary_batch_size_and_range():
     assert [x.shape for x in parity.probes(tiny.build())] == [(n, 16, 16, 3) for n in (2, 1, 3)]
     shapes = [x.shape for x in parity.probes(tiny.build(image_size=(None, None)))]

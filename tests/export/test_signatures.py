@@ -165,6 +165,22 @@ def test_rescaling_before_model_needs_normalization(tmp_path):
     np.testing.assert_allclose(answer["outputs"], expected, atol=1e-5, rtol=0)
 
 
+class Wrapped(keras.Model):
+    """A subclassed model, which has no graph."""
+
+    def __init__(self, vit, **kwargs):
+        super().__init__(**kwargs)
+        self.vit = vit
+
+    def call(self, images):
+        return self.vit(images / 127.5 - 1)
+
+
+def test_custom_class_before_model_needs_normalization(tmp_path):
+    model = keras.Sequential([keras.Input((16, 16, 3)), Wrapped(build())])
+    refuses("a custom class.*normalization=", export.saved_model, model, tmp_path / "1")
+
+
 @kinds(ATTENTIVE)
 def test_exported_attention_equals_attention_rollout(exported, name):
     import tensorflow as tf
