@@ -239,6 +239,38 @@ def test_recipes_are_listed_and_shown(capsys):
     assert status == 0 and "keras-vit train --recipe finetune_pets --data oxford_iiit_pet" in out
 
 
+def tiny_model(*settings):
+    """Returns command-line options that set the fields of a tiny model, and other settings."""
+    fields = ("variant=Ti/4", "model.hidden_dim=12", "model.num_heads=3", "model.mlp_dim=20", "holdout=0.5", *settings)
+    return [argument for setting in fields for argument in ("--set", setting)]
+
+
+@pytest.mark.long
+def test_train_reads_a_table_by_the_default_recipe(capsys, tmp_path):
+    (tmp_path / "images").mkdir()
+    rows = [f"{i}.png,{name}" for i, name in enumerate(["cat", "dog"] * 4)]
+    for i in range(8):
+        keras.utils.save_img(tmp_path / "images" / f"{i}.png", np.full((9, 9, 3), 50 + 100 * (i % 2)), scale=False)
+    (tmp_path / "train.csv").write_text("\n".join(["id,animal", *rows]))
+    options = ["--data", tmp_path / "train.csv", "--images", tmp_path / "images", "--path-column", "id"]
+    options += ["--label-column", "animal", "--out", tmp_path / "run", "--weights", "none"]
+    options += [*tiny_model("model.num_layers=1", "image_size=8", "steps=3"), "--batch-size", 16]
+    options += ["--learning-rate", 0.001]
+    status, out, err = run(capsys, "train", *options)
+    assert status == 0, err
+    assert "4 images, 2 outputs" in out and "cat 2, dog 2" in out and "the model takes 0 to 255" in out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    recipe = [results["recipe"][name] for name in ("name", "batch_size", "learning_rate")]
+    assert (recipe, results["class_names"], results["steps"]) == (["finetune", 16, 0.001], ["cat", "dog"], 3)
+
+    (tmp_path / "test.csv").write_text("image\n0.png\n")
+    predict = ["predict", tmp_path / "test.csv", "--images", tmp_path / "images", "--weights", tmp_path / "run"]
+    for options, header in (((), "id,animal"), (("--id-column", "name"), "name,animal"), (("--top", 1), "image,label")):
+        status, _, err = run(capsys, *predict, "--csv", tmp_path / "out.csv", *options)
+        assert status == 0, err
+        assert (tmp_path / "out.csv").read_text().startswith(header)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
