@@ -109,6 +109,25 @@ def test_activation_bytes_match_pytorch_saved_tensors(builder, variant, sizes, m
     assert profile(model).activation_bytes == pytest.approx(an_image, rel=0.15)
 
 
+def test_multiply_adds_of_keras_layers():
+    x = keras.Input((8, 6, 4))
+    y = keras.layers.Conv2D(6, 3, strides=2, padding="same", groups=2, name="conv")(x)
+    y = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same", name="depthwise")(y)
+    y = keras.layers.BatchNormalization(name="norm")(y)
+    y = keras.layers.ReLU(name="relu")(y)
+    y = keras.layers.Reshape((12, 12), name="reshape")(y)
+    y = ops.matmul(y[:, :4], ops.transpose(y, (0, 2, 1)))
+    y = keras.layers.Dense(2, name="dense")(keras.layers.Flatten()(y))
+    model = keras.Model(x, y)
+    found = {row.name: row.multiply_adds for row in profile(model).rows}
+    expected = {"conv": 4 * 3 * 6 * (9 * 2), "depthwise": 4 * 3 * 12 * 9, "dense": 48 * 2}
+    expected |= dict.fromkeys(("norm", "relu", "reshape"), 0)
+    assert {name: found[name] for name in expected} == expected
+    (product,) = (row for row in profile(model).rows if row.kind == "Matmul")
+    assert product.multiply_adds == 4 * 12 * 12
+    assert profile(model).parameters == model.count_params()
+
+
 @keras.saving.register_keras_serializable(package="tests")
 class Own(keras.layers.Layer):
     """A user's layer."""
@@ -129,6 +148,30 @@ def test_unknown_layers_are_listed_as_not_counted():
     assert costs.not_counted[::2] == ["own", "attention"] and len(costs.not_counted) == 3
     assert (costs.multiply_adds, costs.parameters) == (15, 20 + 20 + 3 * (4 * 6 + 6) + 6 * 4 + 4)
     assert "Multiply-adds not counted: own, " in str(costs)
+
+
+def test_layer_without_output_shape_is_named():
+    class Vague(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+        def compute_output_shape(self, shape):
+            return shape[0], None
+
+    x = keras.Input((3,))
+    with pytest.raises(ValueError, match="`model`. Expected layers whose output shape follows.*'vague', a Vague"):
+        profile(keras.Model(x, Vague(name="vague")(x)))
+
+
+def test_weights_of_the_model_itself_are_counted():
+    class Owner(keras.Model):
+        def __init__(self, inputs, outputs):
+            super().__init__(inputs, outputs)
+            self.own = self.add_weight(shape=(7,))
+
+    x = keras.Input((3,))
+    model = Owner(x, keras.layers.Dense(2)(x))
+    assert profile(model).parameters == model.count_params() == 3 * 2 + 2 + 7
 
 
 def test_lora_adds_parameters_but_no_multiply_adds():
