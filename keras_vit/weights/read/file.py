@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -83,6 +84,17 @@ class RefusedError(ValueError):
 def refuse(path, what):
     """Returns the error for a file that cannot be read. `what` is the reason, as text."""
     return RefusedError(f"Cannot read weights from {os.fsdecode(path)!r}: {what}.")
+
+
+def imported(path, package, name):
+    """Imports the package that reads the file `path`. Error messages call the package by its usual name, `name`."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            f"Reading {path!r} needs {name}, which cannot be imported. Install {package}, whichever backend Keras "
+            f"uses, or convert the file to .safetensors where {name} is installed."
+        ) from error
 
 
 @contextlib.contextmanager

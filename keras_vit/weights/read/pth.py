@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 
 from keras_vit.weights.read.bounds import check_pickles, open_archive
-from keras_vit.weights.read.file import Entry, WeightsFile, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, imported, refuse, refusing_damage
 
 # A file may contain state dicts under these keys. The first one found is read: as in timm, averaged weights come first,
 # and a teacher comes before a student.
@@ -46,8 +46,7 @@ class PthFile(WeightsFile):
             self.entries[key] = self._entry(key, tensor)
 
     def _load(self):
-        import torch
-
+        torch = imported(self.path, "torch", "PyTorch")
         with open(self.path, "rb") as file:
             zipped = file.read(2) == b"PK"
             if not zipped:

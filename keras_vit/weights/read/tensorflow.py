@@ -4,7 +4,7 @@ import glob
 import os
 import re
 
-from keras_vit.weights.read.file import Entry, WeightsFile, checked, refuse, refusing_damage
+from keras_vit.weights.read.file import Entry, WeightsFile, checked, imported, refuse, refusing_damage
 
 # The suffix of the moving average of a variable. The published weights are moving averages.
 AVERAGE = "ExponentialMovingAverage"
@@ -44,8 +44,7 @@ class TensorFlowCheckpoint(WeightsFile):
         super().__init__(checked(f"{self._prefix}.index"))
         # TensorFlow verifies checksums of each block and array.
         self.verified = True
-        import tensorflow as tf
-
+        tf = imported(self._prefix, "tensorflow", "TensorFlow")
         with refusing_damage(self.path):
             self._reader = tf.train.load_checkpoint(self._prefix)
             shapes = dict(self._reader.get_variable_to_shape_map())
@@ -61,17 +60,23 @@ class TensorFlowCheckpoint(WeightsFile):
             self.entries[key] = Entry(tuple(shapes[name]), dtypes[name])
         if not self.entries:
             raise refuse(self.path, "it holds no variables")
-        unread = shapes.keys() - self._names.values()
-        without = [name for name in self._names if name not in averages]
-        which = f"{len(without)} of {len(self._names)} variables have no average; they are loaded as they are"
-        self.facts = {"wrapper": AVERAGE, "others": [], "assumed": {AVERAGE: which} if without else {}}
-        if unread:
-            self.facts["others"].append(f"{len(unread)} other variables, such as {min(unread)}")
+        self.facts = self._facts(averages, slots, "global_step" in shapes)
 
     @staticmethod
     def _is_slot(name, shapes):
         variable, _, slot = name.rpartition("/")
         return re.fullmatch(_SLOTS, slot) is not None and variable in shapes
+
+    def _facts(self, averages, slots, has_step):
+        others = {"global_step": has_step, f"{len(slots)} variables of the optimizer": slots}
+        facts = {"wrapper": AVERAGE, "others": [name for name, found in others.items() if found], "assumed": {}}
+        if averages:
+            facts["others"].append(f"{len(averages)} variables before averaging")
+        without = [name for name in self._names if name not in averages]
+        if without:
+            which = f"{len(without)} of {len(self._names)} variables have no average; they are loaded as they are"
+            facts["assumed"] = {AVERAGE: which}
+        return facts
 
     def _read(self, _, key):
         return self._reader.get_tensor(self._names[key])

@@ -210,8 +210,9 @@ def test_averages_of_official_checkpoint_are_loaded(tmp_path, place, caplog):
     assert again.preprocessing.mean == (0.485, 0.456, 0.406) and not again.preprocessing.antialias
     for (path, a), b in zip(values(again).items(), values(model).values(), strict=True):
         np.testing.assert_array_equal(a, b, err_msg=path)
-    assert "other variables, such as efficientnet-b0/blocks_0/" in caplog.text and "assumed" not in caplog.text
-    assert "the file's 'ExponentialMovingAverage' is read" in caplog.text
+    assert "global_step: the file's 'ExponentialMovingAverage' is read" in caplog.text
+    assert f"{len(model.weights)} variables before averaging" in caplog.text
+    assert "variables of the optimizer" in caplog.text and "assumed" not in caplog.text
 
 
 def test_official_checkpoint_without_averages_is_reported(tmp_path):
@@ -244,7 +245,8 @@ def test_damage_and_missing_tensorflow_are_named(tmp_path, monkeypatch):
     folder = write_official(tmp_path / "whole", drawn())
     model = build()
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    check_refused("tensorflow", folder, into=model, error=ImportError)
+    message = "needs TensorFlow, which cannot be imported. Install tensorflow"
+    check_refused(message, folder, into=model, error=ImportError)
 
 
 def application():

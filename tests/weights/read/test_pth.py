@@ -1,7 +1,9 @@
 import argparse
 import io
+import os
 import pickle
 import re
+import subprocess
 import sys
 import zipfile
 
@@ -124,4 +126,10 @@ def test_values_other_than_float_tensors_are_refused(path, save, value, expected
 def test_missing_torch_is_named(path, save, state, monkeypatch):
     save(state)
     monkeypatch.setitem(sys.modules, "torch", None)
-    refuses("torch", open_checkpoint, path, error=ImportError)
+    refuses("file.pth.*needs PyTorch.*Install torch", open_checkpoint, path, error=ImportError)
+
+
+@pytest.mark.long
+def test_readers_and_writers_do_not_import_torch():
+    code = "import sys, keras_vit.weights.read, keras_vit.weights.write; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "KERAS_BACKEND": "numpy"}).returncode == 0
