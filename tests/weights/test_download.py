@@ -135,6 +135,23 @@ def test_file_changed_at_source_is_refused(server, path):
     check_whole(server, path)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_second_of_two_downloads_checks_the_first_file(server, path, whole):
+    def download_meanwhile(draft):
+        download(server.url, path)
+        moved.append(path.stat().st_ino)
+        path.write_bytes(server.body if whole else server.body[:-1])
+
+    moved = []
+    if whole:
+        download(server.url, path, check=download_meanwhile)
+        check_whole(server, path)
+    else:
+        message = f"{re.escape(repr(str(path)))} is damaged or another file"
+        refuses(message, download, server.url, path, check=download_meanwhile)
+    assert len(server.requests) == 2 and moved == [path.stat().st_ino]
+
+
 def test_pin_goes_to_given_folder_if_it_is_writable(server, path):
     path.write_bytes(server.body)
     confirm(path, pin=path.parent / "nowhere" / "weights.npz.sha256")
