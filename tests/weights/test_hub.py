@@ -190,6 +190,13 @@ def test_hub_name_replaces_path_everywhere(hub, files, tiny, tmp_path, capsys):
     assert "there is no repository" in capsys.readouterr().err
 
 
+def test_keras_file_of_a_hub_is_read(hub, tiny, tmp_path):
+    tiny.save(tmp_path / "model.keras")
+    hub.put("user/tiny", {"model.keras": (tmp_path / "model.keras").read_bytes()})
+    check_same(keras_vit.from_pretrained(TINY), tiny)
+    assert keras_vit.from_pretrained(TINY, num_classes=2).config.num_classes == 2
+
+
 @pytest.fixture
 def kaggle(hub, tmp_path, monkeypatch):
     """Replaces kaggle.com by the same server."""
