@@ -30,6 +30,12 @@ def test_filter_tokenizer_definition(token_dim):
         np.testing.assert_allclose(scores, attention.reshape(3, 4, 5), rtol=1e-4, atol=1e-6)
 
 
+def test_filter_tokenizer_large_scores_stay_finite_in_float16():
+    layer = layers.FilterTokenizer(3, dtype="mixed_float16")
+    y = ops.convert_to_numpy(layer(np.random.default_rng(0).normal(scale=3000, size=(2, 4, 5, 6)).astype("float16")))
+    assert np.isfinite(y).all()
+
+
 def inputs():
     rng = np.random.default_rng(0)
     return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
@@ -72,6 +78,16 @@ def test_token_transformer_definition(key_dim):
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_token_transformer_drops_branches_independently():
+    layer = layers.TokenTransformer(drop_path_rate=0.5, seed=0)
+    x = np.full((200, 2, 2), 1, "float32")
+    layer.build(x.shape)
+    layer.set_weights([np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2), np.eye(2)])
+    found = ops.convert_to_numpy(layer(x, training=True))[:, 0, 0]
+    # A branch that is kept counts twice: the attention adds 0 or 2 to 1, and the MLP adds 0 or 2 times the sum.
+    assert set(found.tolist()) == {1, 3, 9}
+
+
 @pytest.mark.parametrize("key_dim, token_dim", [(None, 6), (4, 8)])
 def test_token_projector_definition(key_dim, token_dim):
     layer = layers.TokenProjector(key_dim)
@@ -84,6 +100,13 @@ def test_token_projector_definition(key_dim, token_dim):
         weights = softmax((x[i].reshape(20, 6) @ query) @ (tokens[i] @ key).T, axis=1)
         added = weights @ (tokens[i] @ value[0] if value else tokens[i])
         np.testing.assert_allclose(y, x[i] + added.reshape(4, 5, 6), rtol=1e-4, atol=1e-4)
+
+
+def test_token_projector_drop_path_drops_residual_per_image():
+    layer = layers.TokenProjector(drop_path_rate=0.5, seed=0)
+    y = layer(np.zeros((100, 2, 2, 3), "float32"), np.ones((100, 4, 3), "float32"), training=True)
+    found = ops.convert_to_numpy(y).reshape(100, -1)
+    assert (found == found[:, :1]).all() and set(found[:, 0].round(4).tolist()) == {0, 2}
 
 
 def test_vt_module_is_tokenizer_transformer_projector():
