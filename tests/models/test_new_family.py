@@ -1,4 +1,4 @@
-"""A new family is one folder and one row. Its source is one name table and one `read_config`."""
+"""A new family is one folder and one row. A new source is one name table and one case of `read_config`."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ from keras_vit.models.family import Family, build, dense_head
 from keras_vit.weights import codecs
 from keras_vit.weights.found import DEFAULT, STATED, Found
 from keras_vit.weights.record import read_record
-from keras_vit.weights.source import Source, dense
+from keras_vit.weights.source import Name, Source, dense
 from tests.errors import refuses
 from tests.models.small import answers, images
 from tests.tiny import randomize
@@ -60,6 +60,19 @@ TORCH = Source(
     layer_norm_epsilon=None,
 )
 
+# A second source.
+FLAX = Source(
+    "toy_flax",
+    {
+        f"{layer}/{kind}": Name((f"{key}/{kind}",))
+        for layer, key in (("stem_conv", "Conv_0"), ("stage_1", "Conv_1"), ("head", "Dense_0"))
+        for kind in ("kernel", "bias")
+    },
+    family="toy",
+    activation=None,
+    layer_norm_epsilon=None,
+)
+
 
 def read_config(file, grid_size=None):
     found, kernel = Found(file.path), file.weights["stem_conv/kernel"]
@@ -68,6 +81,8 @@ def read_config(file, grid_size=None):
         read_record(file, found)
     else:
         found.put(f"{DEFAULT} {file.source.name}", activation="relu", preprocessing=keras_vit.Preprocessing(mean=0.25))
+        if file.source.name == FLAX.name:
+            found.leave("flax models differ in it", "activation")
     return found
 
 
@@ -76,10 +91,10 @@ TOY = Family(
     connect=connect,
     builder="Toy",
     above=("pooling",),
-    sources=(TORCH,),
+    sources=(TORCH, FLAX),
     read_config=read_config,
     settings=("activation",),
-    formats={"timm": TORCH},
+    formats={"npz": FLAX, "timm": TORCH},
 )
 
 
@@ -103,10 +118,22 @@ def test_file_of_a_new_family_becomes_a_model(tmp_path):
     np.testing.assert_array_equal(again.get_layer("head").kernel, model.get_layer("head").kernel)
 
 
-def test_saved_model_of_a_new_family_is_read_again(tmp_path):
+def test_new_source_leaves_and_loads_settings(tmp_path):
+    model = randomize(toy("large", activation="silu"))
+    np.savez(tmp_path / "toy.npz", **state_of(model, FLAX))
+    refuses("Pass activation= to from_pretrained", keras_vit.from_pretrained, tmp_path / "toy.npz")
+    found = keras_vit.from_pretrained(tmp_path / "toy.npz", activation="silu", image_size=(None, None))
+    np.testing.assert_allclose(answers(found, images(2, 16, 16, 3)), answers(model, images(2, 16, 16, 3)), rtol=1e-5)
+    report = keras_vit.load_weights(toy("large"), tmp_path / "toy.npz", source="toy_flax")
+    assert report.source == "toy_flax" and len(report.loaded) == 6
+    refuses("(?s)does not fit .*differ in width", keras_vit.load_weights, toy(), tmp_path / "toy.npz")
+
+
+@pytest.mark.parametrize("format", ["npz", "timm"])
+def test_saved_model_of_a_new_family_is_read_again(tmp_path, format):
     model = randomize(toy("large", activation="silu", class_names=list("abcde")))
-    path = tmp_path / "toy.safetensors"
-    keras_vit.save_weights(model, path, "timm")
+    path = tmp_path / {"npz": "toy.npz", "timm": "toy.safetensors"}[format]
+    keras_vit.save_weights(model, path, format)
     model.save(tmp_path / "toy.keras")
     for file in (path, tmp_path / "toy.keras"):
         again = keras_vit.from_pretrained(file)
@@ -115,4 +142,4 @@ def test_saved_model_of_a_new_family_is_read_again(tmp_path):
     refuses("activation='silu'", keras_vit.load_weights, toy("large"), path)
     assert len(keras_vit.load_weights(toy("large"), path, allow="activation").loaded) == 6
     refuses("(?s)does not fit .*differ in width", keras_vit.load_weights, toy(), path)
-    refuses("'timm', the only format of toy models", keras_vit.save_weights, model, path, "huggingface")
+    refuses("'npz' or 'timm', the only formats of toy models", keras_vit.save_weights, model, path, "huggingface")
