@@ -1,14 +1,17 @@
 """Checks that each family of ViTs passes, with small models of the family's settings."""
 
+import keras
 import numpy as np
 import pytest
 
 import keras_vit
 from keras_vit import inspection
-from tests.contract import check_model
+from keras_vit.training.optimizers import LayerDecay, layer_depths, layer_multipliers
+from keras_vit.training.trainable import enable_lora, freeze, merge_lora
+from tests.contract import check_model, randomize
 from tests.errors import refuses
 from tests.models.small import answers, images
-from tests.tiny import TINY, randomize
+from tests.tiny import TINY
 
 SMALL = {**TINY, "hidden_dim": 24}
 FAMILIES = {
@@ -36,14 +39,21 @@ def build(family, **changes):
 
 
 def random(family, **changes):
-    return randomize(build(family, **changes), scale=0.1)
+    model = build(family, **changes)
+    randomize(model, np.random.default_rng(0))
+    return model
 
 
 @each
-def test_family_contract(family):
+@pytest.mark.long_elsewhere
+def test_family_contract(family, tmp_path):
     model = build(family)
     check_model(model, images(3, 16, 16, 3))
-    assert keras_vit.profile(model).not_counted == []
+    model.save(tmp_path / "model.keras")
+    for again in (keras.saving.load_model(tmp_path / "model.keras"), keras.models.clone_model(model)):
+        assert again.config == model.config
+    costs = keras_vit.profile(model)
+    assert costs.parameters == model.count_params() and costs.not_counted == []
 
 
 @several
@@ -71,3 +81,29 @@ def test_family_of_any_size_equals_fixed_size(family):
     x = images(2, 16, 24, 3)
     np.testing.assert_allclose(answers(any_size, x), answers(fixed, x), atol=1e-5)
     assert np.isfinite(answers(any_size, images(2, 20, 12, 3))).all()
+
+
+@each
+def test_family_layer_decay_freezing_and_lora(family, tmp_path):
+    model, x = random(family), images(2, 16, 16, 3)
+    depths = layer_depths(model)
+    layers = {layer.name for layer in model.layers}
+    assert {depths[name] for name in layers & {"norm_before_blocks", "rotary_embedding", "registers"}} <= {0}
+    assert {depths[name] for name in layers & {"norm", "fc_norm", "projection", "pooling", "head"}} == {3}
+    model.compile(LayerDecay(keras.optimizers.SGD(0.1), layer_multipliers(model, 0.5)), "mse", jit_compile=False)
+    frozen = freeze(model, blocks=1)
+    assert frozen.trainable + frozen.frozen == model.count_params()
+    assert freeze(model).trainable == model.head.count_params()
+    before = answers(model, x)
+    enable_lora(model, rank=2)
+    np.testing.assert_allclose(answers(model, x), before, atol=1e-5)
+    names = [weight.path for weight in model.trainable_weights]
+    assert len(names) == 2 * 2 * 4 + 2
+    for weight in model.trainable_weights:
+        weight.assign(weight + 0.1)
+    model.save(tmp_path / "lora.keras")
+    again = keras.saving.load_model(tmp_path / "lora.keras")
+    assert [weight.path for weight in again.trainable_weights] == names and again.config == model.config
+    changed = answers(model, x)
+    np.testing.assert_array_equal(answers(again, x), changed)
+    np.testing.assert_allclose(answers(merge_lora(model), x), changed, atol=1e-4)
