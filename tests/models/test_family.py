@@ -65,6 +65,22 @@ def test_policy_map_of_a_model_is_kept_in_its_file(pooling, num_classes, tmp_pat
         again.save(tmp_path / "again.keras")
 
 
+@pytest.mark.parametrize("rotary_embedding", ["dinov3", "eva02"])
+def test_rotary_angles_have_compute_dtype_in_both_modes(rotary_embedding):
+    import torch
+
+    model, images = build(rotary_embedding=rotary_embedding, dtype="bfloat16"), torch.rand(2, 16, 16, 3)
+    seen = []
+    for block in model.blocks:
+        attention = block.attention
+        attention.call = lambda *a, call=attention.call, **k: seen.append(k["rotary"].dtype) or call(*a, **k)
+    expected = model(images)
+    with torch.no_grad():
+        found = model(images)
+    assert set(seen) == {torch.bfloat16}
+    torch.testing.assert_close(found, expected.detach(), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("learning", [True, False])
 def test_nested_model_refuses_other_image_sizes(learning):
     inner = build()

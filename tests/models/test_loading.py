@@ -35,6 +35,20 @@ def test_real_checkpoint_gives_official_logits(shared, count):
         assert (actual.argmax(axis=1) == labels)[1:].sum() >= 15
 
 
+# PyTorch takes minutes for bfloat16 on processors that do not multiply in it.
+@pytest.mark.backends("jax")
+@pytest.mark.long
+def test_real_checkpoint_in_bfloat16_gives_probabilities(shared):
+    model = keras_vit.ViTB16(weights=shared / "weights" / "ViT-B_16-224.npz", dtype="mixed_bfloat16")
+    with np.load(shared / "weights" / "ViT-B_16-224.reference.npz") as file:
+        pictures, expected = file["images"], file["logits_official_flax_tanh_gelu"]
+    actual = model.predict(keras_vit.preprocess_input(pictures, model), batch_size=7, verbose=0)
+    assert actual.dtype == "float32"
+    probabilities, expected_probabilities = (np.asarray(keras.ops.softmax(y)) for y in (actual, expected))
+    np.testing.assert_allclose(probabilities, expected_probabilities, atol=0.02)
+    assert (actual.argmax(axis=1) == expected.argmax(axis=1)).sum() >= 20
+
+
 def test_newer_flax_names_load_unless_both_are_there(tiny, tiny_arrays, tmp_path):
     newer = {"MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0", "LayerNorm_2": "LayerNorm_1"}
     newer["MlpBlock_3"] = "MlpBlock_0"

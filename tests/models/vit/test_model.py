@@ -48,6 +48,17 @@ def test_dropped_pixels_are_logged(caplog):
     assert "do not divide images of 16 x 19: the model sees the upper left 16 x 16" in caplog.text
 
 
+@pytest.mark.long
+@pytest.mark.backends("tensorflow", "jax")
+def test_mixed_float16_trains_with_loss_scaling():
+    model = build(dtype="mixed_float16")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile="auto")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    x, y = images(8, 16, 16, 3), np.arange(8) % 5
+    losses = model.fit(x, y, batch_size=8, epochs=30, verbose=0).history["loss"]
+    assert np.isfinite(losses).all() and losses[-1] < 0.7 * losses[0]
+
+
 def test_class_names_must_fit_the_classes():
     names = ["rose", "iris", "daisy", "tulip", "lily"]
     assert build(class_names=names).get_layer("normalization").class_names == names
