@@ -3,6 +3,7 @@ import hashlib
 import io
 import re
 import socket
+import tempfile
 import traceback
 
 import keras
@@ -18,9 +19,29 @@ from tests.weights.helpers import shapes_of
 from tests.weights.read.damage import flipped
 from tests.weights.servers import Answer, Server, running
 
+GOOGLE = "https://storage.googleapis.com"
+AUGREG = f"{GOOGLE}/vit_models/augreg"
+META = "https://dl.fbaipublicfiles.com"
 ROWS = zoo.list_weights()
 B16 = zoo.ROWS.get("ViTB16.imagenet21k")
 TI16 = zoo.ROWS.get("ViTTi16.augreg_imagenet2012")
+ROW_HAS_PUBLISHED_ADDRESS = [
+    ("ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/ViT-B_16.npz"),
+    ("ViTB16.imagenet2012_384", f"{GOOGLE}/vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"),
+    ("R50ViTB16.imagenet21k", f"{GOOGLE}/vit_models/imagenet21k/R50%2BViT-B_16.npz"),
+    ("ViTL32.sam_imagenet2012", f"{GOOGLE}/vit_models/sam/ViT-L_32.npz"),
+    (
+        "R26ViTS32.augreg_imagenet2012_384",
+        f"{AUGREG}/R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0"
+        "--imagenet2012-steps_20k-lr_0.01-res_384.npz",
+    ),
+    ("BiTR101x3.imagenet21k_imagenet2012", f"{GOOGLE}/bit_models/BiT-M-R101x3-ILSVRC2012.npz"),
+    ("DeiTTi16Distilled.imagenet2012", f"{META}/deit/deit_tiny_distilled_patch16_224-b40b3cf7.pth"),
+    ("ViTH14.mae", f"{META}/mae/pretrain/mae_pretrain_vit_huge.pth"),
+    ("ViTB16.mae_imagenet2012", f"{META}/mae/finetune/mae_finetuned_vit_base.pth"),
+    ("ViTS8.dino", f"{META}/dino/dino_deitsmall8_pretrain/dino_deitsmall8_pretrain.pth"),
+    ("DINOv2G14.lvd142m_reg4", f"{META}/dinov2/dinov2_vitg14/dinov2_vitg14_reg4_pretrain.pth"),
+]
 
 
 @functools.cache
@@ -110,6 +131,11 @@ def test_rows_are_unique_and_consistent():
     assert zoo.ROWS.get("ViTB16.imagenet2012").filename == "ViT-B_16-224.npz"
     for row in ROWS:
         check_row(row)
+
+
+@pytest.mark.parametrize("name, url", ROW_HAS_PUBLISHED_ADDRESS)
+def test_row_has_published_address(name, url):
+    assert zoo.ROWS[name].url == url
 
 
 def test_list_weights_filters_and_returns_copies():
@@ -254,3 +280,25 @@ def test_unwritable_cache_names_the_remedy(server, monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(put(tmp_path / "a file")))
     check_not_fetched("a file.*set KERAS_HOME to another", TI16._replace(url=server.url), DownloadError)
     assert not server.requests
+
+
+def test_read_only_cache_is_read(home, offline, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError
+
+    path = put(home / TI16.filename)
+    # The superuser can write to a read-only folder, so refuse each new file.
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    home.chmod(0o555)
+    assert zoo.fetch(TI16) == str(path)
+    assert list(home.iterdir()) == [path]
+
+
+def test_cached_checkpoint_opens_no_socket(home, monkeypatch):
+    def refuse(*_, **__):
+        pytest.fail("a socket was opened")
+
+    put(home / TI16.filename)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert zoo.local_path("augreg_imagenet2012", "ViTTi16") == str(home / TI16.filename)
