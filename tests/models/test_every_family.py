@@ -226,6 +226,21 @@ def test_lora_trains_its_updates_and_the_head(builder, changes, adapted, tmp_pat
         np.testing.assert_allclose(answers(same, x), answers(model, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
+@pytest.mark.parametrize("builder, changes", [(coatnet.build, SHALLOW), (efficientnet.build, {})])
+def test_int8_model_survives_its_file(builder, changes, tmp_path):
+    model = builder(**changes)
+    randomize(model, np.random.default_rng(0))
+    model.quantize("int8")
+    blocks = [model.get_layer(name) for name in model.config.block_names]
+    assert {dense.quantization_mode for block in blocks for dense in block.dense_layers()} == {"int8"}
+    x = images(1, *model.input_shape[1:])
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("format, builder, name, value", SETTINGS)
 def test_file_of_another_setting_is_refused_unless_allowed(format, builder, name, value, tmp_path):
     variant = {"variant": "coatnet_0_rw", "image_size": 64} if builder is coatnet.build else {}

@@ -1,9 +1,12 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_vit
 from keras_vit.models.coatnet.config import VARIANTS, decode_coatnet
+from keras_vit.training import freeze
+from keras_vit.training.optimizers import layer_multipliers
 from tests.contract import randomize
 from tests.models.small import images
 
@@ -80,3 +83,22 @@ def test_tables_resize_equally_at_run_time_and_loading(interpolation, tmp_path):
     path = tmp_path / "model.safetensors"
     changed = keras_vit.from_pretrained(path, image_size=(96, 128), position_interpolation=other)
     assert np.abs(changed.predict_on_batch(x) - expected).max() > 1e-5
+
+
+def test_coatnet_features_are_the_stages():
+    model = build()
+    randomize(model, np.random.default_rng(0))
+    x = images(2, *model.input_shape[1:])
+    maps = [ops.convert_to_numpy(y) for y in keras_vit.features(model)(x)]
+    assert [y.shape[1:] for y in maps] == [(16, 10, 8), (8, 5, 8), (4, 3, 16), (2, 2, 16)]
+    last = ops.convert_to_numpy(keras_vit.features(model, blocks=(-1,))(x))
+    np.testing.assert_array_equal(last, maps[-1])
+
+
+def test_coatnet_freezing_and_layer_decay():
+    frozen = build(depths=(1, 1, 1, 1))
+    freeze(frozen, blocks=2)
+    assert [frozen.get_layer(name).trainable for name in frozen.config.block_names] == [False, False, True, True]
+    factors = layer_multipliers(frozen, 0.5)
+    names = ("stem_conv", "stage_1_block_01", "stage_4_block_01", "norm", "head")
+    assert [factors[name] for name in names] == [1 / 32, 1 / 16, 1 / 2, 1, 1]

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import keras_vit
+from keras_vit.training.optimizers import layer_multipliers
 from keras_vit.training.trainable import enable_lora, freeze
 from tests.errors import refuses
 from tests.models.small import images
@@ -72,6 +73,14 @@ def test_efficientnet_features_are_the_stages():
     taps = keras_vit.features(build(image_size=(225, 160), num_classes=0))
     sides = [(113, 80), (57, 40), (29, 20), (15, 10), (15, 10), (8, 5), (8, 5)]
     assert [y.shape[1:] for y in taps.outputs] == [(*side, w) for side, w in zip(sides, WIDTHS[1:-1], strict=True)]
+
+
+def test_efficientnet_layer_decay():
+    model = build()
+    factors = layer_multipliers(model, 0.5)
+    assert [factors[name] for name in ("stem_conv", "stem_norm")] == [0.5**10] * 2
+    assert [factors[name] for name in model.config.block_names] == [0.5 ** (9 - i) for i in range(9)]
+    assert [factors[name] for name in ("top_conv", "top_norm", "head")] == [1, 1, 1]
 
 
 def test_frozen_efficientnet_keeps_its_statistics():
