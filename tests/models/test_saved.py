@@ -79,6 +79,12 @@ def test_change_that_needs_other_weights_is_refused(tmp_path):
         refuses("not in the file .1.:\n    registers/tokens", keras_vit.from_pretrained, path, num_registers=1, **more)
 
 
+def test_other_heads_of_the_same_width_are_refused(tmp_path):
+    path = saved(build(), tmp_path)
+    assert keras_vit.from_pretrained(path, num_heads=3).config.num_heads == build().config.num_heads == 3
+    refuses("(?s)Nothing was loaded.*differ in num_heads", keras_vit.from_pretrained, path, num_heads=1)
+
+
 def test_file_with_lora_has_to_be_merged_first(tmp_path):
     enable_lora(model := build(), 2)
     message = "(?s)lora_kernel_a.* apply keras_vit.training.merge_lora"
