@@ -9,10 +9,12 @@ from tests.tiny import assert_close, build, randomize
 
 KINDS = [({}, 1), ({"distillation_token": True}, 2), ({"num_registers": 2, "norm_after_pooling": True}, 1)]
 KINDS += [({"token_merging": (2, 0)}, 1), ({"token_merging": 2}, 1), ({"pooling": "gap"}, 16)]
-KINDS += [({"position_embedding": "relative", "image_size": (12, 20), "num_layers": 1}, 1)]
-KINDS += [({"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": 3}, 2)]
-KINDS += [({"remat": True, "rotary_embedding": "eva02", "hidden_dim": 24, "layer_scale_init": 0.5}, 1)]
 KINDS += [({"pooling": "token_gap"}, 17), ({"pooling": "map"}, 16), ({"pooling": "none", "num_classes": 0}, 17)]
+# (changes of the model, number of tokens that the last block computes, absolute tolerance of the outputs)
+CASES = [(*kind, 1e-5) for kind in KINDS]
+CASES += [({"position_embedding": "relative", "image_size": (12, 20), "num_layers": 1}, 1, 1e-4)]
+CASES += [({"distillation_token": True, "return_both_heads": True, "num_registers": 2, "token_merging": 3}, 2, 1e-4)]
+CASES += [({"remat": True, "rotary_embedding": "eva02", "hidden_dim": 24, "layer_scale_init": 0.5}, 1, 1e-4)]
 
 
 @pytest.fixture
@@ -23,8 +25,8 @@ def lengths(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("changes, num_tokens", KINDS)
-def test_last_block_computes_the_tokens_that_are_read(changes, num_tokens, lengths):
+@pytest.mark.parametrize("changes, num_tokens, atol", CASES)
+def test_last_block_computes_the_tokens_that_are_read(changes, num_tokens, atol, lengths):
     model = randomize(build(**changes))
     # A plain functional model computes all tokens.
     full = keras.Model(model.input, model.output)
@@ -39,7 +41,7 @@ def test_last_block_computes_the_tokens_that_are_read(changes, num_tokens, lengt
         each.train_on_batch(x, [np.ones(y.shape, "float32") for y in outputs[-1]])
         changed.append(each.get_weights())
     assert lengths[last] == keras.tree.flatten(model.blocks[-1].output)[0].shape[1]
-    assert_close(*outputs, rtol=1e-4, atol=1e-4)
+    assert_close(*outputs, rtol=1e-4, atol=atol)
     for old, a, b in zip(before, *changed, strict=True):
         np.testing.assert_allclose(a - old, b - old, rtol=1e-3, atol=1e-4 * np.abs(b - old).max() + 1e-7)
 

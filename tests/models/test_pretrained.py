@@ -130,6 +130,7 @@ def test_golden_file_gives_outputs_of_its_source(name):
     model = keras_vit.from_pretrained(path, **GOLDEN[name])
     num_taps = close(model, io, name.split("_")[0])
     assert num_taps >= (1 if any(key.startswith("tap/") for key in io.files) else 0)
+    assert OF_SOURCES.keys() <= GOLDEN.keys()
     assert model.preprocessing == OF_SOURCES.get(name, model.preprocessing)
     if "cls_logits" in io:
         heads = keras.Model(model.input, [model.get_layer(layer).output for layer in ("head", "head_dist")])
