@@ -142,7 +142,7 @@ def test_predict_writes_a_csv_row_for_each_image(capsys, caplog, tmp_path, monke
     assert rows[1][1] == answers["2.png"][0]["label"] in NAMES
     np.testing.assert_allclose(float(rows[3][2]), answers["0.png"][0]["probability"], rtol=1e-4)
     for options, message in (
-        (("--label-column", "species", "--json"), "--label-column with --csv"),
+        (("--label-column", "species", "--json"), "--label-column need --csv"),
         (("--csv", "no/a.csv"), "there is no folder"),
     ):
         status, _, err = run(capsys, *command, *options)

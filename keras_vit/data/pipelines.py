@@ -130,7 +130,7 @@ def pipeline(
     batch. So `next(iter(data))` or a loop over `data.take(5)` gets the same batches each time. With the argument
     `num_batches=5` and without `repeat`, an iteration ends after 5 batches, and the next iteration has new batches.
     After `data.set_epoch(3)`, the next iteration is number 3, counted from 0. If an epoch has only a few batches, use
-    `repeat=True`. Without `repeat`, a short epoch may end before training uses its batches, because `fit` reads a batch
+    `repeat=True`. A short epoch without `repeat` may end before training uses its batches, because `fit` reads a batch
     to build a model, and a `prefetch` that you add reads ahead.
 
     Images that cannot be decoded are skipped and listed in a warning at the end of the epoch; see `BrokenImages`. If
@@ -177,7 +177,7 @@ def pipeline(
             holds all images.
         seed: Integer of at least 0.
         repeat: Bool. If True, the dataset never ends, so pass `steps_per_epoch` to `model.fit`, or pass `num_batches`
-            and train by `keras_vit.training.fit`, which calls `set_epoch`. Without a call of `set_epoch`, each
+            and train by `keras_vit.training.fit`, which calls `set_epoch`. If nothing calls `set_epoch`, each
             iteration has the same batches. A batch may have images of two epochs.
         cache: Bool, or a path. True keeps the undecoded images in memory after the first epoch. A path keeps them in
             files on disk, and each process needs a different path. The names of these files contain a hash of the

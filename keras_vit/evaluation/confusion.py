@@ -32,9 +32,9 @@ def classification_report(
         num_mistakes: Int of at least 0, the number of wrong predictions to return, highest probability first.
 
     Returns:
-        A dict: "num_images"; "top_1", the accuracy, and "top_5" if there are at least five classes; "class_names", each
-        with its id if a name is repeated; "per_class", a list with the accuracy of each class, or None for a class
-        without images; "confusion_matrix", int64 (num_classes, num_classes), with a row per true class and a column per
+        A dict: "num_images"; "top_1", the accuracy, and "top_5" if there are at least five classes; "class_names", with
+        ids for repeated names; "per_class", a list with the accuracy of each class, or None for a class without images;
+        and "confusion_matrix", int64 (num_classes, num_classes). The matrix has a row per true class and a column per
         predicted class. If `num_mistakes` is above 0, the dict also contains "mistakes". This is a dict of "images" in
         [0, 255] (number, height, width, channels), "labels" (number,), "probabilities" (number, num_classes) and
         "indices", the images' positions in the data.

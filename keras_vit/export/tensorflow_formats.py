@@ -211,7 +211,7 @@ def calibrate_openvino(path, batches):
             overflow_fix=nncf.OverflowFix.ENABLE,
             # NNCF uses the mean of the images' ranges by default. This clips the largest values of half of the images.
             activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
-            # By default, NNCF also scales each channel to its range on `images`. It clips values of other images.
+            # NNCF also scales each channel to its range on `images` by default. It clips values of other images.
             smooth_quant_alphas=AdvancedSmoothQuantParameters(convolution=-1, matmul=-1),
         ),
     )

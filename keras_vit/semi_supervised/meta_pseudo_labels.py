@@ -231,7 +231,7 @@ class MetaPseudoLabels(TrainingWrapper):
     def compute_loss(self, x=None, y=None, *args, **options):
         # Keras calls this method with the labels before the first step and in `evaluate`.
         if y is None or len(y.shape) != 1:
-            raise arguments.invalid("labels", "integers (batch,)", y)
+            raise _wrong_batch(x, y) if isinstance(x, (tuple, list)) else arguments.invalid("y", "integers (batch,)", y)
         return super().compute_loss(x, y, *args, **options)
 
     def train_step(self, *args):

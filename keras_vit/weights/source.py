@@ -33,7 +33,7 @@ class Source:
     names: dict
     activation: str | None = "gelu"
     layer_norm_epsilon: float | None = 1e-6
-    # For hybrids and BiT: the ResNet has the normalization epsilons of this code base.
+    # The ResNet of hybrids and of BiT has the normalization epsilons of this code base.
     resnet_epsilons: str | None = "official"
     # The padding of BiT's max pooling: "lowest" or "zeros".
     pool_padding: str | None = None
