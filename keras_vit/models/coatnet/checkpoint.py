@@ -44,6 +44,9 @@ def config_of(path, name, args):
             fields[_SIZES[key]] = value or None
         elif not _IGNORED.fullmatch(key) and (key, value) != ("global_pool", "avg"):
             raise ValueError(f"Cannot load {path!r}: {key}={value!r} in its config is not supported.")
+    if CoAtNetConfig.from_variant(variant).position_mlp_dim is None:
+        # A table contains the position biases. timm then ignores its argument for the width of an MLP.
+        fields.pop("position_mlp_dim", None)
     if "representation_size" in fields:
         fields["norm_after_pooling"] = fields["representation_size"] is not None
     try:

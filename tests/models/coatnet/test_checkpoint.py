@@ -18,7 +18,7 @@ SMALL = {"embed_dim": [8, 8, 16, 16], "depths": [1, 1, 2, 1], "stem_width": [4, 
 HEADS = {"transformer_dim_head": 8}
 # Arguments of the timm models in the golden files.
 GOLDEN = {
-    "coatnet_0": {"head_hidden_size": 12, **HEADS},
+    "coatnet_0": {"head_hidden_size": 12, "transformer_rel_pos_dim": 512, **HEADS},
     "coatnet_0_rw": {"transformer_init_values": 0.5, **HEADS},
     "coatnet_rmlp_1_rw": {"transformer_rel_pos_dim": 12, **HEADS},
     "coatnet_bn_0_rw": HEADS,
