@@ -66,9 +66,10 @@ class Dense(keras.layers.Dense):
             scale = np.float32(self.lora_alpha / self.lora_rank)
             if lora.get(_SCALE, scale) != scale:
                 # This layer multiplies the factors by another scale than the layer that was saved.
-                self.lora_kernel_b.assign(self.lora_kernel_b * (lora[_SCALE] / scale))
+                self.lora_kernel_b.assign(self.lora_kernel_b * float(lora[_SCALE] / scale))
         elif lora:
-            update = ops.matmul(*(lora[name] for name in _FACTORS)) * lora[_SCALE]
+            # PyTorch cannot multiply a tensor on a GPU by a NumPy array, so convert the scale.
+            update = ops.matmul(*(lora[name] for name in _FACTORS)) * float(lora[_SCALE])
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def quantize(self, mode=None, type_check=True, **kwargs):
