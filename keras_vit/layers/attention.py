@@ -8,7 +8,8 @@ from keras_vit import arguments
 from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
-from keras_vit.layers.kernels import attend, attend_unfused, dense
+from keras_vit.layers.kernels import attend, attend_unfused, dense, split_heads
+from keras_vit.layers.layer_norm import LayerNorm
 from keras_vit.layers.rotary_embedding import LAYOUTS, rotate
 
 
@@ -110,7 +111,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.set_booleans(qk_norm=qk_norm, use_bias=use_bias, key_bias=key_bias, output_norm=output_norm)
         self.rotary_layout = arguments.choice("rotary_layout", rotary_layout, (None, *LAYOUTS))
         self.seed = arguments.optional(arguments.non_negative_int, "seed", seed)
-        self.dropout = keras.layers.Dropout(self.dropout_rate, seed=self.seed, dtype=self.dtype_policy, name="dropout")
+        self.dropout = self.dropout_layer(keras.layers.Dropout, self.dropout_rate, self.seed, "dropout")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):
@@ -124,15 +125,16 @@ class MultiHeadSelfAttention(CompositeLayer):
         self.qkv.build(tokens_shape)
         self.out = Dense(hidden_dim, kernel_initializer=initializers.GlorotUniform(), name="out", **self.inherited)
         self.out.build((*tokens_shape[:-1], width))
-        # Build the dropout layer here. If its first call built it, PyTorch would compile the attention layer twice.
-        self.dropout.build((None, self.num_heads, None, None))
+        if self.dropout is not None:
+            # If the first call built this layer, PyTorch would compile the attention layer twice.
+            self.dropout.build((None, self.num_heads, None, None))
         options = {"epsilon": self.layer_norm_epsilon, **self.inherited}
         if self.output_norm:
-            self.norm = keras.layers.LayerNormalization(name="norm", **options)
+            self.norm = LayerNorm(name="norm", **options)
             self.norm.build((*tokens_shape[:-1], width))
         if self.qk_norm:
-            self.query_norm = keras.layers.LayerNormalization(name="query_norm", **options)
-            self.key_norm = keras.layers.LayerNormalization(name="key_norm", **options)
+            self.query_norm = LayerNorm(name="query_norm", **options)
+            self.key_norm = LayerNorm(name="key_norm", **options)
             self.query_norm.build((None, None, self.num_heads, self.key_dim))
             self.key_norm.build((None, None, self.num_heads, self.key_dim))
         if self.max_relative_distance is not None:
@@ -168,8 +170,8 @@ class MultiHeadSelfAttention(CompositeLayer):
             log_sizes = ops.cast(ops.log(ops.cast(sizes, "float32")), query.dtype)[:, None, None, :]
             bias = log_sizes if bias is None else bias + log_sizes
         if return_attention_scores or dropout:
-            drop = functools.partial(self.run, self.dropout, training=training)
-            x, scores = attend_unfused(query, key, value, bias, drop)
+            drop = {"dropout": functools.partial(self.run, self.dropout, training=True)} if dropout else {}
+            x, scores = attend_unfused(query, key, value, bias, **drop)
         else:
             x = attend(query, key, value, bias, training)
         x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads * self.key_dim))
@@ -201,8 +203,7 @@ class MultiHeadSelfAttention(CompositeLayer):
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
         if active_layout("heads of a kernel") is None or self.quantization_mode:
-            shape = -1, ops.shape(tokens)[1], self.num_heads, self.key_dim
-            query, key, value = (ops.reshape(x, shape) for x in ops.split(self.run(self.qkv, tokens), 3, axis=-1))
+            query, key, value = split_heads(self.run(self.qkv, tokens), 3, self.num_heads)
         else:
             query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=2)
         if self.qk_norm:

@@ -7,6 +7,7 @@ from keras_vit import activations, arguments
 from keras_vit.layers import initializers
 from keras_vit.layers.attention import head_width
 from keras_vit.layers.base import CompositeLayer
+from keras_vit.layers.layer_norm import LayerNorm
 from keras_vit.layers.mlp import MLP
 
 
@@ -45,7 +46,7 @@ class AttentionPooling(CompositeLayer):
         self.activation = activations.get(activation)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.num_prefix_tokens = arguments.non_negative_int("num_prefix_tokens", num_prefix_tokens)
-        self.norm = keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, name="norm", **self.inherited)
+        self.norm = LayerNorm(epsilon=layer_norm_epsilon, name="norm", **self.inherited)
         self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **self.inherited)
         self.input_spec = keras.layers.InputSpec(ndim=3)
 

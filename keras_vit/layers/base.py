@@ -25,6 +25,10 @@ class Layer(keras.layers.Layer):
         for name, value in values.items():
             setattr(self, name, arguments.boolean(name, value))
 
+    def dropout_layer(self, kind, rate, seed, name):
+        """Returns a dropout layer of class `kind`, or None if the rate is 0. Keras visits all layers in each step."""
+        return kind(rate, seed=seed, dtype=self.dtype_policy, name=name) if rate else None
+
     def run(self, layer, x, **kwargs):
         """Returns `layer(x, **kwargs)` for an inner layer.
 
@@ -32,9 +36,12 @@ class Layer(keras.layers.Layer):
         `call` takes longer than the matrix products. Hooks and activity regularizers of the inner layer then have no
         effect.
         """
-        # In mixed precision, Keras casts the variables before `call`. In a distribution, Keras shards the output after
-        # `call`. In both cases, use `layer(x)`, which includes these steps. Quantized layers need `layer(x)` too.
-        is_plain = layer.compute_dtype == layer.variable_dtype == self.compute_dtype and layer.quantization_mode is None
+        # In mixed precision, Keras casts variables in `layer(x)`. The call of this layer already does so if both layers
+        # have the same dtypes, but not when the gradient of a rematerialized block repeats it. In a distribution, Keras
+        # shards the output after `call`. Quantized layers need `layer(x)` too.
+        is_cast = layer.compute_dtype == layer.variable_dtype or not getattr(self, "remat", False)
+        same = layer.compute_dtype == self.compute_dtype and layer.variable_dtype == self.variable_dtype
+        is_plain = same and is_cast and layer.quantization_mode is None
         if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
             return layer(x, **kwargs)
         return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)

@@ -35,6 +35,15 @@ def dense(x, kernel, bias=None):
     return ops.reshape(x, (*shape[:-1], x.shape[-1])) if len(shape) > len(x.shape) else x
 
 
+def split_heads(x, count, num_heads):
+    """Splits (batch, num_tokens, count * channels) into `count` tensors (batch, num_tokens, num_heads, head_dim)."""
+    if keras.backend.backend() == "torch":
+        # PyTorch takes less time for two operations than for one per tensor.
+        return x.unflatten(-1, (count, num_heads, -1)).unbind(2)
+    shape = -1, ops.shape(x)[1], num_heads, x.shape[-1] // (count * num_heads)
+    return tuple(ops.reshape(each, shape) for each in ops.split(x, count, axis=-1))
+
+
 def activate(x, activation):
     """Returns `activation(x)`. On JAX, computes the exact GELU with erf in float32."""
     if keras.backend.backend() != "jax" or activation is not keras.activations.gelu:
@@ -43,6 +52,14 @@ def activate(x, activation):
     # of its steps.
     y = ops.cast(x, "float32")
     return ops.cast(0.5 * y * (1 + ops.erf(y * math.sqrt(0.5))), x.dtype)
+
+
+def layer_norm(x, gamma, beta, epsilon, dtype):
+    """Normalizes the last axis in PyTorch's kernel, which computes in float32. `gamma` and `beta` may be None."""
+    from torch.nn import functional
+
+    x, gamma, beta = (None if each is None else ops.convert_to_tensor(each, dtype) for each in (x, gamma, beta))
+    return functional.layer_norm(x, x.shape[-1:], gamma, beta, epsilon)
 
 
 @contextlib.contextmanager
@@ -76,15 +93,14 @@ def attend(query, key, value, bias, training=False):
     """
     if keras.backend.backend() == "jax" and has_fused_kernel() and _suits_cudnn(query, key):
         return _attend_by_cudnn(query, key, value, bias)
-    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
     if keras.backend.backend() == "torch" and has_fused_kernel():
         # On PyTorch, `ops.dot_product_attention` would copy the inputs, and does not accept a bias.
         from torch.nn import functional
 
-        x = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    else:
-        x = _attend_in_slices(query, key, value, bias, training)
-    return ops.transpose(x, (0, 2, 1, 3))
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2)
+    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+    return ops.transpose(_attend_in_slices(query, key, value, bias, training), (0, 2, 1, 3))
 
 
 def _suits_cudnn(query, key):

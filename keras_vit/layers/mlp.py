@@ -6,6 +6,7 @@ from keras_vit.layers import initializers
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.kernels import activate
+from keras_vit.layers.layer_norm import LayerNorm
 
 
 @keras.saving.register_keras_serializable(package="keras_vit")
@@ -55,7 +56,7 @@ class MLP(CompositeLayer):
         self.set_booleans(gated=gated, inner_norm=inner_norm)
         self.layer_norm_epsilon = arguments.epsilon("layer_norm_epsilon", layer_norm_epsilon)
         self.dropout_1, self.dropout_2 = (
-            keras.layers.Dropout(self.dropout_rate, seed=s, dtype=self.dtype_policy, name=f"dropout_{i}")
+            self.dropout_layer(keras.layers.Dropout, self.dropout_rate, s, f"dropout_{i}")
             for i, s in enumerate(arguments.seeds(seed, 2), start=1)
         )
 
@@ -65,7 +66,7 @@ class MLP(CompositeLayer):
         else:
             self.dense_1 = self._dense(self.mlp_dim, "dense_1", activation=self.activation)
         if self.inner_norm:
-            self.norm = keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, name="norm", **self.inherited)
+            self.norm = LayerNorm(epsilon=self.layer_norm_epsilon, name="norm", **self.inherited)
             self.norm.build((*tokens_shape[:-1], self.mlp_dim))
         self.dense_2 = self._dense(tokens_shape[-1], "dense_2")
         self.dense_1.build(tokens_shape)
@@ -90,7 +91,6 @@ class MLP(CompositeLayer):
             x = activate(gate, self.activation) * x
         if self.inner_norm:
             x = self.run(self.norm, x)
-        # If the rate is 0, do not call the dropout layers, because each call of a layer takes time on PyTorch.
         if not self.dropout_rate:
             return self.run(self.dense_2, x)
         x = self.run(self.dropout_1, x, training=training)

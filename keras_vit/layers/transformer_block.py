@@ -5,6 +5,7 @@ from keras_vit import activations, arguments
 from keras_vit.layers.attention import MultiHeadSelfAttention
 from keras_vit.layers.base import CompositeLayer
 from keras_vit.layers.drop_path import DropPath
+from keras_vit.layers.layer_norm import LayerNorm
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 from keras_vit.layers.token_merging import match, merge, num_merged
@@ -15,12 +16,13 @@ ON_TORCH = keras.backend.backend() == "torch"
 def recompute(function, tensor, weights, dropouts):
     """Returns `function(tensor)` without storing intermediate results. The gradient calls `function` again.
 
-    `weights` are all weights that `function` reads. `function` must call each layer in `dropouts` once.
+    `weights` are all weights that `function` reads. `function` must call each layer in `dropouts` once,
+    except those that are None.
     """
     # `keras.remat` calls the function again. Dropout layers would then draw new masks and, on JAX, leak the state of
     # their seed generators. So give both calls the same states. On PyTorch, layers without a seed use PyTorch's own
     # generator, which `keras.remat` restores.
-    seeded = [layer for layer in dropouts if layer.rate and not (ON_TORCH and layer.seed is None)]
+    seeded = [layer for layer in dropouts if layer is not None and not (ON_TORCH and layer.seed is None)]
     states = [(layer.seed_generator.state, layer.seed_generator.next()) for layer in seeded]
 
     def run(tensor, *values):
@@ -128,14 +130,14 @@ class TransformerBlock(CompositeLayer):
         self.attention = MultiHeadSelfAttention(
             num_heads, seed=attention_seed, name="attention", **options, **self.inherited
         )
-        self.dropout = keras.layers.Dropout(dropout_rate, seed=dropout_seed, dtype=self.dtype_policy, name="dropout")
+        self.dropout = self.dropout_layer(keras.layers.Dropout, dropout_rate, dropout_seed, "dropout")
         self.layer_scale_1 = self._layer_scale("layer_scale_1")
-        self.drop_path_1 = DropPath(drop_path_rate, seed=path_1_seed, dtype=self.dtype_policy, name="drop_path_1")
+        self.drop_path_1 = self.dropout_layer(DropPath, drop_path_rate, path_1_seed, "drop_path_1")
         self.norm_2 = self._norm("norm_2")
         options = {"gated": gated_mlp, "inner_norm": mlp_norm, "layer_norm_epsilon": layer_norm_epsilon}
         self.mlp = MLP(mlp_dim, activation, dropout_rate, mlp_seed, name="mlp", **options, **self.inherited)
         self.layer_scale_2 = self._layer_scale("layer_scale_2")
-        self.drop_path_2 = DropPath(drop_path_rate, seed=path_2_seed, dtype=self.dtype_policy, name="drop_path_2")
+        self.drop_path_2 = self.dropout_layer(DropPath, drop_path_rate, path_2_seed, "drop_path_2")
         self.input_spec = keras.layers.InputSpec(ndim=3)
 
     def _checked(self, num_outputs):
@@ -147,7 +149,7 @@ class TransformerBlock(CompositeLayer):
         return num_outputs
 
     def _norm(self, name):
-        return keras.layers.LayerNormalization(epsilon=self.layer_norm_epsilon, name=name, **self.inherited)
+        return LayerNorm(epsilon=self.layer_norm_epsilon, name=name, **self.inherited)
 
     def _layer_scale(self, name):
         return None if self.layer_scale_init is None else LayerScale(self.layer_scale_init, name=name, **self.inherited)
@@ -155,8 +157,7 @@ class TransformerBlock(CompositeLayer):
     def build(self, tokens_shape, sizes_shape=None, rotary_shape=None):
         layers = [self.norm_1, self.attention, self.layer_scale_1, self.norm_2, self.mlp, self.layer_scale_2]
         for layer in (*layers, self.dropout, self.drop_path_1, self.drop_path_2):
-            # A dropout layer with a rate of 0 is never called.
-            if layer is not None and getattr(layer, "rate", 1):
+            if layer is not None:
                 layer.build(tokens_shape)
         self.restore_changes()
 
@@ -202,7 +203,7 @@ class TransformerBlock(CompositeLayer):
 
     def add_attention(self, tokens, attended, training=None):
         """Adds the output of the attention to the tokens."""
-        if self.dropout.rate:
+        if self.dropout is not None:
             attended = self.run(self.dropout, attended, training=training)
         return tokens + self._branch(attended, self.layer_scale_1, self.drop_path_1, training)
 
@@ -214,7 +215,7 @@ class TransformerBlock(CompositeLayer):
     def _branch(self, x, layer_scale, drop_path, training):
         if layer_scale is not None:
             x = self.run(layer_scale, x)
-        return self.run(drop_path, x, training=training) if drop_path.rate else x
+        return x if drop_path is None else self.run(drop_path, x, training=training)
 
     def compute_output_shape(self, tokens_shape, sizes_shape=None, rotary_shape=None, num_outputs=None):
         batch, length, hidden_dim = tokens_shape

@@ -59,7 +59,7 @@ def reading_leading_tokens(model):
             return leading[-1]
         outputs = layer(*args, **kwargs)
         if any(x is y for x in keras.tree.flatten((args, kwargs)) for y in leading):
-            if type(layer) is keras.layers.LayerNormalization and layer.axis == [-1]:
+            if isinstance(layer, keras.layers.LayerNormalization) and layer.axis == [-1]:
                 leading.append(outputs)
             elif layer not in poolings:
                 others.append(layer)

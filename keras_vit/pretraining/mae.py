@@ -7,6 +7,7 @@ from keras import ops
 from keras_vit import arguments
 from keras_vit.config import config_of
 from keras_vit.layers import PositionEmbedding, TransformerBlock
+from keras_vit.layers.layer_norm import LayerNorm
 from keras_vit.pretraining import masking
 from keras_vit.pretraining.masked_image_model import MaskedImageModel, dense, token_initializer
 
@@ -103,7 +104,7 @@ class MAE(MaskedImageModel):
         self.decoder_blocks = [
             TransformerBlock(num_heads, mlp_dim, name=f"decoder_block_{i:02d}", **policy) for i in range(num_layers)
         ]
-        self.decoder_norm = keras.layers.LayerNormalization(epsilon=1e-6, name="decoder_norm", **policy)
+        self.decoder_norm = LayerNorm(epsilon=1e-6, name="decoder_norm", **policy)
         for layer in (self.decoder_positions, *self.decoder_blocks, self.decoder_norm):
             layer.build((None, length, width))
         self.head = dense(encoder.patch_dim, dtype="float32", name="pixel_head")

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.layers import TransformerBlock
+from keras_vit.layers import TransformerBlock, base
 from keras_vit.models.bit.bottleneck import Bottleneck
 from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
 from tests.tiny import build, randomize
@@ -22,7 +22,7 @@ def called(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed_bfloat16"])
 @pytest.mark.every_backend
 def test_inner_layers_run_by_their_call_alone(called, dtype):
     block = TransformerBlock(2, 16, dtype=dtype)
@@ -32,6 +32,20 @@ def test_inner_layers_run_by_their_call_alone(called, dtype):
         outputs = block(TOKENS, training=training)
         assert called == [block.name]
         assert keras.backend.standardize_dtype(outputs.dtype) == block.compute_dtype
+
+
+@pytest.mark.every_backend
+def test_mixed_precision_is_the_same_by_calls_alone(monkeypatch):
+    def outputs():
+        options = {"qk_norm": True, "gated_mlp": True, "mlp_norm": True, "layer_scale_init": 1.0}
+        block = TransformerBlock(2, 16, drop_path_rate=0.5, seed=0, dtype="mixed_bfloat16", **options)
+        block.build(TOKENS.shape)
+        randomize(block)
+        return [ops.convert_to_numpy(ops.cast(block(TOKENS, training=training), "float32")) for training in (0, 1)]
+
+    alone = outputs()
+    monkeypatch.setattr(base, "_PLAIN", ())
+    np.testing.assert_array_equal(alone, outputs())
 
 
 def test_quantized_inner_layers_are_called(called):

@@ -8,6 +8,7 @@ from keras_vit.layers.batch_norm import BatchNorm
 from keras_vit.layers.dense import Dense
 from keras_vit.layers.downsampling import pooling
 from keras_vit.layers.drop_path import DropPath
+from keras_vit.layers.layer_norm import LayerNorm
 from keras_vit.layers.layer_scale import LayerScale
 from keras_vit.layers.mlp import MLP
 from keras_vit.models.coatnet.config import EXPANSION, NORMS, POOL_TYPES
@@ -128,4 +129,4 @@ def norm_layer(kind, epsilon, name, **options):
     """Returns a batch normalization layer if `kind` is "batch", else a layer normalization layer."""
     if kind == "batch":
         return BatchNorm(momentum=0.9, epsilon=epsilon, name=name, **options)
-    return keras.layers.LayerNormalization(epsilon=epsilon, name=name, **options)
+    return LayerNorm(epsilon=epsilon, name=name, **options)

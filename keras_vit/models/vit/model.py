@@ -11,6 +11,7 @@ from keras_vit import arguments, layers
 from keras_vit.config import Preprocessing
 from keras_vit.layers import initializers
 from keras_vit.layers.class_token import PrefixTokens
+from keras_vit.layers.layer_norm import LayerNorm
 from keras_vit.layers.rotary_embedding import KINDS as ROTARY_KINDS
 from keras_vit.models.bit.model import hybrid_stem
 from keras_vit.models.family import Family, FamilyModel, build, dense_head, pre_logits
@@ -149,7 +150,7 @@ def connect(
         options = config.rotary_embedding, width, config.patch_size, config.rotary_grid
         rotary = layers.RotaryEmbedding(*options, name="rotary_embedding")(feature_map)
     if config.norm_before_blocks:
-        x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm_before_blocks")(x)
+        x = LayerNorm(epsilon=config.layer_norm_epsilon, name="norm_before_blocks")(x)
     if patch_dropout_rate:
         x = layers.PatchDropout(patch_dropout_rate, num_prefix_tokens=num_prefix_tokens, name="patch_dropout")(x)
     sizes = None
@@ -174,7 +175,7 @@ def connect(
         if merged[i]:
             x, sizes = x
     if not config.norm_after_pooling:
-        x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="norm")(x)
+        x = LayerNorm(epsilon=config.layer_norm_epsilon, name="norm")(x)
     return _head(config, x, sizes, head_init)
 
 
@@ -195,7 +196,7 @@ def _head(config, tokens, sizes, head_init):
     if pool is not None:
         x = pool(x) if sizes is None or config.pooling == "token" else pool(x, sizes)
     if config.norm_after_pooling:
-        x = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="fc_norm")(x)
+        x = LayerNorm(epsilon=config.layer_norm_epsilon, name="fc_norm")(x)
     if config.projection_dim is not None:
         init = initializers.LecunNormal()
         x = keras.layers.Dense(config.projection_dim, use_bias=False, kernel_initializer=init, name="projection")(x)
