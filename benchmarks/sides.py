@@ -1,6 +1,11 @@
-"""Cases, entrants, and the sides that run a model; `prepare`, untimed, converts NumPy arrays to a side's inputs."""
+"""Cases, entrants, and the sides that run a model.
+
+`prepare`, untimed, converts NumPy arrays to a side's inputs. `forward` and `train` run `steps` steps and wait for them.
+They return the logits, or the last loss.
+"""
 
 import dataclasses
+from itertools import repeat
 
 import keras
 import numpy as np
@@ -71,7 +76,7 @@ class Entrant:
 
 
 class KerasSide:
-    """A Keras model, run by predict_on_batch and train_on_batch."""
+    """A Keras model. One step is predict_on_batch or train_on_batch; several are `predict` or `fit`."""
 
     def __init__(self, model, case, jit_compile):
         self.model = model
@@ -91,10 +96,15 @@ class KerasSide:
     def prepare(self, images, labels):
         return keras.ops.convert_to_tensor(images), keras.ops.convert_to_tensor(labels)
 
-    def forward(self, images, labels):
+    def forward(self, images, labels, steps=1):
+        if steps > 1:
+            return self.model.predict((batch for batch in repeat((images,))), steps=steps, verbose=0)
         return np.asarray(self.model.predict_on_batch(images), "float32")
 
-    def train(self, images, labels):
+    def train(self, images, labels, steps=1):
+        if steps > 1:
+            batches = (batch for batch in repeat((images, labels)))
+            return self.model.fit(batches, steps_per_epoch=steps, verbose=0).history["loss"][-1]
         # The loss is a NumPy number, so the step has finished.
         return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
 
@@ -150,18 +160,20 @@ class TorchSide:
             logits = call(images)
         return getattr(logits, "logits", logits)
 
-    def forward(self, images, labels):
+    def forward(self, images, labels, steps=1):
         self.module.eval()
         with self.torch.inference_mode():
-            return self._logits(self.call_forward, images).float().cpu().numpy()
+            logits = [self._logits(self.call_forward, images).float() for _ in range(steps)]
+            return np.concatenate([each.cpu().numpy() for each in logits])
 
-    def train(self, images, labels):
+    def train(self, images, labels, steps=1):
         self.module.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        logits = self._logits(self.call, images)
-        loss = self.torch.nn.functional.cross_entropy(logits.float(), labels)
-        loss.backward()
-        self.optimizer.step()
+        for _ in range(steps):
+            self.optimizer.zero_grad(set_to_none=True)
+            logits = self._logits(self.call, images)
+            loss = self.torch.nn.functional.cross_entropy(logits.float(), labels)
+            loss.backward()
+            self.optimizer.step()
         return loss.item()
 
 
@@ -203,11 +215,13 @@ class FlaxSide:
 
         return jax.device_put(images), jax.device_put(labels)
 
-    def forward(self, images, labels):
-        return np.asarray(self._forward(self.parameters, images))
+    def forward(self, images, labels, steps=1):
+        logits = [self._forward(self.parameters, images) for _ in range(steps)]
+        return np.concatenate([np.asarray(each) for each in logits])
 
-    def train(self, images, labels):
+    def train(self, images, labels, steps=1):
         if self.state is None:
             self.state = self._start(self.parameters)
-        self.parameters, self.state, value = self._step(self.parameters, self.state, images, labels)
+        for _ in range(steps):
+            self.parameters, self.state, value = self._step(self.parameters, self.state, images, labels)
         return float(value)
