@@ -333,6 +333,9 @@ def ratio(spread):
     return f"{spread['median']:.2f}{interval}".replace(" ", "&nbsp;")
 
 
+# The results of benchmarks/gpu.py that the tables show.
+GPU = "gpu_h200_0.3"
+
 # The table of `peers` only has rows with this model, precision, batch size and activation, and with these options.
 _MAIN_CASE, _MAIN_OPTIONS = ("B/16@224", "float32", 8, "gelu"), ("", "jit_compile=True")
 
@@ -348,7 +351,7 @@ def gpu_ratios():
 
     As in `peers`, compiled models are compared with our compiled model, and eager models with our eager model.
     """
-    rows = [row for row in result("gpu_h200")["rows"] if row["model"] == "B/16" and "samples" in row]
+    rows = [row for row in result(GPU)["rows"] if row["model"] == "B/16" and "samples" in row]
     ours = {(row["backend"], row["task"], row["name"]): row["samples"] for row in rows}
     ratios = {}
     for row in rows:
@@ -380,18 +383,18 @@ def peers():
         for key in rows
     ]
     columns = [f"{place}, {title}" for place in ("CPU", "GPU") for title in TASKS.values()]
-    return f"{processors()}; {result('gpu_h200')['device']}:\n\n" + markdown_table(["", *columns], cells)
+    return f"{processors()}; {result(GPU)['device']}:\n\n" + markdown_table(["", *columns], cells)
 
 
 def gpu():
     """Returns a table of images per second on the GPU."""
-    found, cells = result("gpu_h200"), []
+    found, cells = result(GPU), []
     for row in found["rows"]:
         speed = row["error"] if "error" in row else f"{row['images_per_second']:,.0f}"
         what = [row["model"], TASKS[row["task"]], row["batch"], row["dtype"]]
-        cells.append([BACKENDS[row["backend"]], *what, row["name"], speed])
+        cells.append([BACKENDS[row["backend"]], *what, row["name"], speed, f"{row['share_of_peak']:.0%}"])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    columns = ["Backend", "Model", "Work", "Batch", "Precision", "Package", "Images per second"]
+    columns = ["Backend", "Model", "Work", "Batch", "Precision", "Package", "Images per second", "Share of the peak"]
     return f"{found['device']}; {versions}:\n\n" + markdown_table(columns, cells)
 
 
