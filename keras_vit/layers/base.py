@@ -36,13 +36,14 @@ class Layer(keras.layers.Layer):
         `call` takes longer than the matrix products. Hooks and activity regularizers of the inner layer then have no
         effect.
         """
-        # In mixed precision, Keras casts variables in `layer(x)`. The call of this layer already does so if both layers
-        # have the same dtypes, but not when the gradient of a rematerialized block repeats it. In a distribution, Keras
-        # shards the output after `call`. Quantized layers need `layer(x)` too.
-        is_cast = layer.compute_dtype == layer.variable_dtype or not getattr(self, "remat", False)
-        same = layer.compute_dtype == self.compute_dtype and layer.variable_dtype == self.variable_dtype
-        is_plain = same and is_cast and layer.quantization_mode is None
-        if not is_plain or not isinstance(layer, _PLAIN) or not layer.built or isinstance(x, keras.KerasTensor):
+        # In `layer(x)`, Keras casts inputs and variables. In mixed precision, the call of this layer already casts the
+        # variables if both layers have the same dtypes, but not when the gradient of a rematerialized block repeats it.
+        # In a distribution, Keras shards the output after `call`. Quantized layers need `layer(x)` too.
+        dtype = layer.compute_dtype
+        is_cast = dtype == layer.variable_dtype or not getattr(self, "remat", False)
+        same = dtype == self.compute_dtype and layer.variable_dtype == self.variable_dtype
+        is_plain = same and is_cast and layer.quantization_mode is None and layer.built and isinstance(layer, _PLAIN)
+        if not is_plain or isinstance(x, keras.KerasTensor) or keras.backend.standardize_dtype(x.dtype) != dtype:
             return layer(x, **kwargs)
         return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)
 
