@@ -1,9 +1,12 @@
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
 from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 
 from keras_vit import arguments
@@ -17,13 +20,23 @@ class _TensorFlow:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        try:
-            import tensorflow
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "`keras_vit.data` uses tf.data, and so needs TensorFlow on every backend: pip install tensorflow"
-            ) from error
-        return getattr(tensorflow, name)
+        return getattr(_import_tensorflow(), name)
+
+
+@functools.cache
+def _import_tensorflow():
+    try:
+        import tensorflow
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "`keras_vit.data` uses tf.data, and so needs TensorFlow on every backend: pip install tensorflow"
+        ) from error
+    if keras.backend.backend() != "tensorflow":
+        # TensorFlow would take memory of each GPU, although it only reads images. If TensorFlow has already started, it
+        # refuses this setting.
+        with contextlib.suppress(RuntimeError):
+            tensorflow.config.set_visible_devices([], "GPU")
+    return tensorflow
 
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import keras
 
 # The parent may hold all GPU memory, so child processes use the CPU.
 CPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+CPU |= {"KERAS_TORCH_DEVICE": "cpu"}
 # The child process may need the parent's sys.path to find this package, so set sys.path before the import.
 START = (
     "import json, sys; job = json.load(sys.stdin); sys.path[:] = job['path']; "

@@ -68,8 +68,8 @@ class Dense(keras.layers.Dense):
                 # This layer multiplies the factors by another scale than the layer that was saved.
                 self.lora_kernel_b.assign(self.lora_kernel_b * float(lora[_SCALE] / scale))
         elif lora:
-            # PyTorch cannot multiply a tensor on a GPU by a NumPy array, so convert the scale.
-            update = ops.matmul(*(lora[name] for name in _FACTORS)) * float(lora[_SCALE])
+            # On GPUs, JAX and TensorFlow would round the factors to TensorFloat32, so use NumPy.
+            update = np.matmul(*(lora[name].astype("float32") for name in _FACTORS)) * np.float32(lora[_SCALE])
             self.kernel.assign(ops.add(self.kernel, ops.cast(update, self.kernel.dtype)))
 
     def quantize(self, mode=None, type_check=True, **kwargs):

@@ -107,18 +107,19 @@ class ImageNormalization(keras.layers.Layer):
                 # After images of two sizes, TensorFlow traces the model for an unknown size. This line then raises an
                 # error at run time for all sizes except the model's.
                 images = ops.reshape(images, (ops.shape(images)[0], *expected[1:]))
-        images = ops.cast(images, self.compute_dtype)
+        images = _to_tensor(images, self.compute_dtype)
         return self.normalize(images) if self.apply and not self.folded else images
 
     def normalize(self, images):
         """Scales float images of 0..255 as with `apply=True`. `images` is a NumPy array or a backend tensor."""
+        images = images if isinstance(images, np.ndarray) else _to_tensor(images, images.dtype)
         offset, scale = self._offset_and_scale(images)
         # Do not rewrite this as x * a + b, which would not give exactly -1 and 1 for 0 and 255.
         return (images - offset) / scale
 
     def raw_images(self, images):
         """Converts model inputs to float32 images of 0..255. With `apply`, the model inputs are such images already."""
-        images = images.astype("float32") if isinstance(images, np.ndarray) else ops.cast(images, "float32")
+        images = images.astype("float32") if isinstance(images, np.ndarray) else _to_tensor(images, "float32")
         if self.apply:
             return images
         offset, scale = self._offset_and_scale(images)
@@ -157,3 +158,8 @@ class ImageNormalization(keras.layers.Layer):
             for task in ("multi_label", "regression"):
                 config |= {"task": task} if config.pop(task, False) else {}
         return super().from_config(config)
+
+
+def _to_tensor(images, dtype):
+    """Casts images, and on PyTorch moves them to Keras' device. A `DataLoader` gives tensors on the CPU."""
+    return ops.cast(images if isinstance(images, keras.KerasTensor) else ops.convert_to_tensor(images), dtype)

@@ -2,6 +2,7 @@ import os
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vit import arguments
 from keras_vit.config import find_normalization
@@ -62,7 +63,12 @@ def scaled(x, model=None):
         constants = layer.preprocessing.offset_and_scale
         offset, scale = (np.reshape(np.array(c, "float32"), (1, 1, -1)) for c in constants)
         scale, offset = 1 / scale, -offset / scale
-    return keras.layers.Rescaling(scale, offset, dtype="float32")(x)
+    rescaling = keras.layers.Rescaling(scale, offset, dtype="float32")
+    if keras.backend.backend() == "torch" and ops.is_tensor(x):
+        # Keras creates the constants on its device, but the images may be on another one, as in a `DataLoader`.
+        with keras.device(str(x.device)):
+            return rescaling(x)
+    return rescaling(x)
 
 
 def require_normalization(model):

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -39,3 +40,13 @@ def test_passes_images_through_by_default(dtype):
 def test_another_number_of_channels_is_refused(name):
     with pytest.raises(ValueError, match=f"Expected `{name}` to hold one number, or one .* 1 channels. Received: "):
         ImageNormalization({name: IMAGENET[name]})(np.zeros((1, 4, 4, 1)))
+
+
+def test_images_on_another_device_are_moved():
+    import torch
+
+    # As images on the CPU, and Keras on a GPU.
+    images, layer = torch.zeros(2, 4, 4, 3), ImageNormalization(apply=False)
+    with keras.device("meta"):
+        assert layer.normalize(images).device.type == layer.raw_images(images).device.type == "meta"
+        assert ImageNormalization(dtype="bfloat16").call(images).device.type == "meta"

@@ -89,3 +89,13 @@ def test_preprocess_input_refuses_paths_and_complex_numbers():
     refuses("`x`. Expected an array of real numbers", keras_vit.preprocess_input, np.zeros((1, 2, 2, 3), complex))
     message = "`x`. Expected an array of images, as keras_vit.read_image.*Received: 'cat.jpg'"
     refuses(message, keras_vit.preprocess_input, "cat.jpg")
+
+
+def test_preprocess_input_keeps_the_device_of_its_images():
+    import torch
+
+    images = torch.full((1, 4, 4, 3), 255.0)
+    # As images on the CPU, and Keras on a GPU.
+    with keras.device("meta"):
+        actual = keras_vit.preprocess_input(images)
+    np.testing.assert_allclose(actual.numpy(), 1)
