@@ -27,7 +27,7 @@ def torch_module(model: keras.Model):
     Example:
     >>> module = keras_vit.export.torch_module(model)  # doctest: +SKIP
     >>> with torch.inference_mode():  # doctest: +SKIP
-    ...     logits = module(torch.zeros(1, 224, 224, 3))
+    ...     logits = module(torch.zeros(1, 224, 224, 3, device=model.variables[0].value.device))
     """
     if keras.backend.backend() != "torch":
         received = f"{keras.backend.backend()!r}. `export.torch_export` writes a program on any backend"
