@@ -28,16 +28,16 @@ def test_downsampling_pads_as_tensorflow_or_pytorch(padding, side):
     options = {"padding": "same", "data_format": "channels_last"}
     for pool_type, kind in {"max2": keras.layers.MaxPooling2D, "avg2": keras.layers.AveragePooling2D}.items():
         expected = kind(2, 2, **options)(images)
-        np.testing.assert_array_equal(pooling(pool_type, padding, "pool", "float32")(images), expected)
+        np.testing.assert_array_equal(pooling(pool_type, padding, "pool", "float32")(images).cpu(), expected.cpu())
     expected = functional.max_pool2d(nchw, 3, 2, 1).permute(0, 2, 3, 1)
     expected = expected if symmetric else keras.layers.MaxPooling2D(3, 2, **options)(images)
-    np.testing.assert_array_equal(pooling("max3", padding, "pool", "float32")(images), expected)
+    np.testing.assert_array_equal(pooling("max3", padding, "pool", "float32")(images).cpu(), expected.cpu())
     for strides in (1, 2):
         layer = conv(keras.layers.Conv2D, 3, strides, padding, filters=4)
         outputs, kernel = convolve(layer, images).detach(), layer.kernel.value.detach()
         expected = functional.conv2d(nchw, kernel.permute(3, 2, 0, 1), stride=strides, padding=1).permute(0, 2, 3, 1)
         expected = expected if symmetric else keras.ops.conv(images, kernel, strides, "same", "channels_last").detach()
-        np.testing.assert_allclose(outputs, expected, atol=1e-5)
+        np.testing.assert_allclose(outputs.cpu(), expected.cpu(), atol=1e-5)
 
 
 @pytest.mark.long

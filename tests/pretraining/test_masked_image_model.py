@@ -62,7 +62,7 @@ def test_gradients_of_visible_predictions_are_zero(method):
     assert mask.any() and not mask.all()
     prediction = outputs["prediction"].detach().clone().requires_grad_()
     model.compute_loss(images, None, {**outputs, "prediction": prediction}).backward()
-    found = prediction.grad.numpy().reshape(*mask.shape, -1)
+    found = prediction.grad.cpu().numpy().reshape(*mask.shape, -1)
     assert (found[~mask] == 0).all()
     assert (np.abs(found[mask]).max(axis=-1) > 0).all()
 

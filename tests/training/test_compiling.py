@@ -140,8 +140,8 @@ def test_why_not_is_none_or_the_reason(monkeypatch):
 def test_long_run_compiles_on_a_gpu_or_prints_the_reason(monkeypatch, capsys):
     from types import SimpleNamespace
 
-    weight = SimpleNamespace(value=SimpleNamespace(device=SimpleNamespace(type="cuda")))
-    model, compiled = SimpleNamespace(variables=[weight]), []
+    values = [SimpleNamespace(value=SimpleNamespace(device=SimpleNamespace(type=kind))) for kind in ("cuda", "cpu")]
+    (model, on_cpu), compiled = (SimpleNamespace(variables=[value]) for value in values), []
     monkeypatch.setattr(forward, "set_compiled", compiled.append)
     monkeypatch.setattr(forward, "why_not", lambda model: "no Triton")
     compile_long_run(model, 200)
@@ -149,7 +149,7 @@ def test_long_run_compiles_on_a_gpu_or_prints_the_reason(monkeypatch, capsys):
     compile_long_run(model, 201)
     assert "without compilation: no Triton. Install" in capsys.readouterr().out and not compiled
     monkeypatch.setattr(forward, "why_not", lambda model: None)
-    compile_long_run(build(), 201)
+    compile_long_run(on_cpu, 201)
     assert not compiled
     compile_long_run(model, 201)
     assert compiled == [model]
