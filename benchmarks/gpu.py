@@ -106,7 +106,7 @@ def run_side(spec):
 
 
 def measure(args, case, task, batch, deadline):
-    """Returns a row for each side of one model and task."""
+    """Yields a list with a row for each side of one model and task, after each turn."""
     rows, sides = {}, {}
     profiled = keras_vit.ViT(case.variant, image_size=case.image_size, num_layers=case.num_layers)
     flops = 2 * keras_vit.profile(profiled).multiply_adds * (3 if task == "train" else 1)
@@ -127,24 +127,19 @@ def measure(args, case, task, batch, deadline):
                 try:
                     if turn:
                         samples[key].append(batch / running[key].run(args.steps, deadline))
+                        rate = statistics.median(samples[key])
+                        rows[key] |= {"images_per_second": rate, "samples": samples[key], "tflops": rate * flops / 1e12}
+                        if args.peak:
+                            rows[key]["share_of_peak"] = rate * flops / 1e12 / args.peak
                     else:
                         rows[key] |= running[key].read(compiled_by)
                 except (RuntimeError, OSError) as error:
                     rows[key]["error"] = str(error)
                     running.pop(key).stop()
+            yield list(rows.values())
     finally:
         for side in running.values():
             side.stop()
-    for key, rates in samples.items():
-        if rates:
-            rate = statistics.median(rates)
-            rows[key] |= {"images_per_second": rate, "samples": rates, "tflops": rate * flops / 1e12}
-            if args.peak:
-                rows[key]["share_of_peak"] = rate * flops / 1e12 / args.peak
-    for row in rows.values():
-        figure = f"{row['images_per_second']:9.1f} images/s" if "images_per_second" in row else row["error"]
-        print(f"{row['model']:9} {task:8}{batch:5} {row['backend']:6}{row['name']:22}{figure}", flush=True)
-    return list(rows.values())
 
 
 def device_name(device):
@@ -193,9 +188,16 @@ def main():
         sizes = [max(1, round(size * (224 / case.image_size) ** 2)) for size in BATCHES[case.variant]]
         batches = dict(zip(("train", "forward"), sizes, strict=True))
         for task in args.tasks:
-            content["rows"] += measure(args, case, task, args.batch or batches[task], deadline)
-            with replacing(args.out) as draft:
-                draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            done = content["rows"]
+            for rows in measure(args, case, task, args.batch or batches[task], deadline):
+                # If the run is ended from outside, the turns until then are not lost.
+                content["rows"] = done + rows
+                with replacing(args.out) as draft:
+                    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            for row in rows:
+                figure = f"{row['images_per_second']:9.1f} images/s" if "images_per_second" in row else row["error"]
+                line = f"{row['model']:9} {task:8}{row['batch']:5} {row['backend']:6}{row['name']:22}{figure}"
+                print(line, flush=True)
     print(f"Wrote {args.out}")
     return None
 
