@@ -37,13 +37,14 @@ class Layer(keras.layers.Layer):
         effect.
         """
         # In `layer(x)`, Keras casts inputs and variables. In mixed precision, the call of this layer already casts the
-        # variables if both layers have the same dtypes, but not when the gradient of a rematerialized block repeats it.
-        # In a distribution, Keras shards the output after `call`. Quantized layers need `layer(x)` too.
-        dtype = layer.compute_dtype
-        is_cast = dtype == layer.variable_dtype or not getattr(self, "remat", False)
-        same = dtype == self.compute_dtype and layer.variable_dtype == self.variable_dtype
-        is_plain = same and is_cast and layer.quantization_mode is None and layer.built and isinstance(layer, _PLAIN)
-        if not is_plain or isinstance(x, keras.KerasTensor) or keras.backend.standardize_dtype(x.dtype) != dtype:
+        # variables of inner layers with the same policy, except when the gradient of a rematerialized block repeats the
+        # call. In a distribution, Keras shards the output after `call`. Quantized layers have another policy.
+        policy = self.dtype_policy
+        is_cast = policy.compute_dtype == policy.variable_dtype or not getattr(self, "remat", False)
+        is_plain = layer.dtype_policy is policy and is_cast and layer.built and isinstance(layer, _PLAIN)
+        if not is_plain or isinstance(policy, keras.dtype_policies.DTypePolicyMap) or isinstance(x, keras.KerasTensor):
+            return layer(x, **kwargs)
+        if keras.backend.standardize_dtype(x.dtype) != policy.compute_dtype or policy.quantization_mode is not None:
             return layer(x, **kwargs)
         return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)
 

@@ -14,11 +14,11 @@ _LONG, _SLICE = 2048, 512
 
 def dense(x, kernel, bias=None):
     """Returns `x @ kernel + bias`, with `x` (..., channels) and `kernel` (channels, units)."""
-    x, kernel = ops.convert_to_tensor(x), ops.convert_to_tensor(kernel)
+    x, kernel = ops.convert_to_tensor(x), _read(kernel)
     if keras.backend.backend() == "torch" and x.dtype == kernel.dtype:
         from torch.nn import functional
 
-        return functional.linear(x, kernel.T, None if bias is None else ops.convert_to_tensor(bias))
+        return functional.linear(x, kernel.T, None if bias is None else _read(bias))
     dtype, shape = keras.backend.result_type(x.dtype, kernel.dtype), ops.shape(x)
     if keras.backend.backend() == "jax" and len(shape) > 2:
         # Make `x` a matrix with one row per token. On CPUs, XLA then computes the gradients of a ViT-B/16 1.9 times as
@@ -33,6 +33,11 @@ def dense(x, kernel, bias=None):
         x = ops.matmul(x, kernel)
     x = ops.cast(x if bias is None else ops.add(x, bias), dtype)
     return ops.reshape(x, (*shape[:-1], x.shape[-1])) if len(shape) > len(x.shape) else x
+
+
+def _read(weight):
+    """Returns a weight as a tensor. This is faster than `ops.convert_to_tensor` for a variable."""
+    return weight.value if isinstance(weight, keras.Variable) else ops.convert_to_tensor(weight)
 
 
 def split_heads(x, count, num_heads):
@@ -54,11 +59,11 @@ def activate(x, activation):
     return ops.cast(0.5 * y * (1 + ops.erf(y * math.sqrt(0.5))), x.dtype)
 
 
-def layer_norm(x, gamma, beta, epsilon, dtype):
+def layer_norm(x, gamma, beta, epsilon):
     """Normalizes the last axis in PyTorch's kernel, which computes in float32. `gamma` and `beta` may be None."""
     from torch.nn import functional
 
-    x, gamma, beta = (None if each is None else ops.convert_to_tensor(each, dtype) for each in (x, gamma, beta))
+    gamma, beta = (None if each is None else _read(each).to(x.dtype) for each in (gamma, beta))
     return functional.layer_norm(x, x.shape[-1:], gamma, beta, epsilon)
 
 

@@ -32,7 +32,7 @@ def test_kernel_of_gpus_equals_the_layer_of_keras(dtype):
     layer.build(X.shape)
     layer.set_weights([np.linspace(0.5, 2, num=8), np.linspace(-1, 1, num=8)])
     x = ops.convert_to_tensor(X, dtype)
-    y = kernels.layer_norm(x, layer.gamma, layer.beta, layer.epsilon, dtype)
+    y = kernels.layer_norm(x, layer.gamma, layer.beta, layer.epsilon)
     assert y.dtype == x.dtype
     actual, expected = (ops.convert_to_numpy(ops.cast(each, "float32")) for each in (y, layer(x)))
     np.testing.assert_allclose(actual, expected, atol={"float32": 1e-5, "bfloat16": 0.05}[dtype])
