@@ -23,7 +23,6 @@ class _TensorFlow:
         return getattr(_import_tensorflow(), name)
 
 
-@functools.cache
 def _import_tensorflow():
     try:
         import tensorflow
@@ -32,11 +31,16 @@ def _import_tensorflow():
             "`keras_vit.data` uses tf.data, and so needs TensorFlow on every backend: pip install tensorflow"
         ) from error
     if keras.backend.backend() != "tensorflow":
-        # TensorFlow would take memory of each GPU, although it only reads images. If TensorFlow has already started, it
-        # refuses this setting.
-        with contextlib.suppress(RuntimeError):
-            tensorflow.config.set_visible_devices([], "GPU")
+        _hide_gpus()
     return tensorflow
+
+
+@functools.cache
+def _hide_gpus():
+    """Hides the GPUs from TensorFlow, which would take memory of each GPU, although it only reads images."""
+    # If TensorFlow has already used a GPU, it refuses this setting.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
 
 
 if TYPE_CHECKING:

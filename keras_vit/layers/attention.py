@@ -231,7 +231,7 @@ class MultiHeadSelfAttention(CompositeLayer):
         queries, keys = (ops.arange(length, dtype="int32") for length in (ops.shape(query)[1], num_keys))
         limit = self.max_relative_distance
         offsets = ops.clip(queries[:, None] - keys[None, :], -limit, limit) + limit
-        embeddings = ops.take(ops.convert_to_tensor(self.relative_embeddings), offsets, axis=0)
+        embeddings = ops.take(ops.cast(self.relative_embeddings, query.dtype), offsets, axis=0)
         return ops.einsum("bqhd,qkd->bhqk", query, embeddings) / math.sqrt(self.key_dim)
 
     def compute_output_spec(self, tokens, sizes=None, rotary=None, num_queries=None, **call_arguments):
@@ -248,7 +248,7 @@ class _KeysWithoutBias(Dense):
     """The projection to queries, keys and values. The bias vector has entries for the keys, but they are not used."""
 
     def call(self, inputs, training=None):
-        return dense(inputs, self.kernel, self.bias_without_keys())
+        return dense(inputs, self.kernel, self.bias_without_keys(), self.compute_dtype)
 
     def bias_without_keys(self):
         """Returns the bias vector with zeros for the keys."""

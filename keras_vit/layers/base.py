@@ -4,6 +4,7 @@ import keras
 
 from keras_vit import activations, arguments
 from keras_vit.layers import costs
+from keras_vit.layers.dense import Dense
 
 
 class Layer(keras.layers.Layer):
@@ -26,7 +27,10 @@ class Layer(keras.layers.Layer):
             setattr(self, name, arguments.boolean(name, value))
 
     def dropout_layer(self, kind, rate, seed, name):
-        """Returns a dropout layer of class `kind`, or None if the rate is 0. Keras visits all layers in each step."""
+        """Returns a dropout layer of class `kind`, or None if the rate is 0.
+
+        Keras visits all layers in each training step, so fewer layers take less time.
+        """
         return kind(rate, seed=seed, dtype=self.dtype_policy, name=name) if rate else None
 
     def run(self, layer, x, **kwargs):
@@ -36,12 +40,10 @@ class Layer(keras.layers.Layer):
         `call` takes longer than the matrix products. Hooks and activity regularizers of the inner layer then have no
         effect.
         """
-        # In `layer(x)`, Keras casts inputs and variables. In mixed precision, the call of this layer already casts the
-        # variables of inner layers with the same policy, except when the gradient of a rematerialized block repeats the
-        # call. In a distribution, Keras shards the output after `call`. Quantized layers have another policy.
+        # `layer(x)` casts the inputs and variables. The layers in _PLAIN cast their variables in `call` too. Quantized
+        # layers have another policy than this layer. In a distribution, Keras shards the outputs after `call`.
         policy = self.dtype_policy
-        is_cast = policy.compute_dtype == policy.variable_dtype or not getattr(self, "remat", False)
-        is_plain = layer.dtype_policy is policy and is_cast and layer.built and isinstance(layer, _PLAIN)
+        is_plain = layer.dtype_policy is policy and layer.built and isinstance(layer, _PLAIN)
         if not is_plain or isinstance(policy, keras.dtype_policies.DTypePolicyMap) or isinstance(x, keras.KerasTensor):
             return layer(x, **kwargs)
         if keras.backend.standardize_dtype(x.dtype) != policy.compute_dtype or policy.quantization_mode is not None:
@@ -99,7 +101,7 @@ class Layer(keras.layers.Layer):
         return config
 
 
-_PLAIN = (Layer, keras.layers.Dense, keras.layers.Dropout, keras.layers.LayerNormalization)
+_PLAIN = (Layer, Dense, keras.layers.Dropout, keras.layers.LayerNormalization)
 
 
 # Keras saves the config of the outer layer, but not the LoRA, quantization and freezing of its inner layers. Subclasses

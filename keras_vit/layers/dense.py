@@ -25,7 +25,7 @@ class Dense(keras.layers.Dense):
         keras.layers.Dense.dtype_policy.fset(self, value)
 
     def call(self, inputs, training=None):
-        x = kernels.dense(inputs, self.kernel, self.bias)
+        x = kernels.dense(inputs, self.kernel, self.bias, self.compute_dtype)
         return x if self.activation is None else kernels.activate(x, self.activation)
 
     def build(self, input_shape):

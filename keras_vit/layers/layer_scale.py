@@ -1,4 +1,5 @@
 import keras
+from keras import ops
 
 from keras_vit import arguments
 from keras_vit.layers.base import Layer
@@ -28,4 +29,4 @@ class LayerScale(Layer):
         self.gamma = self.add_weight(tokens_shape[-1:], keras.initializers.Constant(self.init_value), name="gamma")
 
     def call(self, tokens):
-        return tokens * self.gamma
+        return tokens * ops.cast(self.gamma, self.compute_dtype)

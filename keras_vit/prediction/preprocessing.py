@@ -65,7 +65,8 @@ def scaled(x, model=None):
         scale, offset = 1 / scale, -offset / scale
     rescaling = keras.layers.Rescaling(scale, offset, dtype="float32")
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
-        # Keras creates the constants on its device, but the images may be on another one, as in a `DataLoader`.
+        # Keras creates the constants on its own device. The images may be on another device, for example if they come
+        # from a `DataLoader`.
         with keras.device(str(x.device)):
             return rescaling(x)
     return rescaling(x)

@@ -159,7 +159,7 @@ class MaskedImageModel(TrainingWrapper):
 
         Args:
             images: A batch of images, preprocessed as for training.
-            seed: Int, the random seed of the masks. The same seed gives the same masks on one kind of device.
+            seed: Int, the random seed of the masks. On one kind of device, it always gives the same masks.
 
         Returns:
             A `Reconstruction` of three arrays: the original images, the images with masked patches, and the images with

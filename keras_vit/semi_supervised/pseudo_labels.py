@@ -111,7 +111,7 @@ def pseudo_labels(
 
     The confidence of an image is the teacher's largest probability for it, rounded to four decimals. The class of an
     image is the first class with this probability. The teacher predicts in inference mode, so give it images without
-    augmentation. The selection does not depend on a random seed. It depends on the batch size only by rounding errors.
+    augmentation. The selection does not depend on a random seed. Another batch size changes only rounding errors.
 
     Args:
         teacher: A `keras.Model` that takes images and returns logits or probabilities, (batch, num_classes).

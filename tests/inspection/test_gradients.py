@@ -5,6 +5,7 @@ from keras import ops
 from keras_vit.inspection import gradient_rollout
 from tests.errors import refuses
 from tests.inspection import reference
+from tests.tiny import build, randomize
 
 STEP = 1e-5
 KINDS = [
@@ -55,6 +56,15 @@ def test_target_classes_are_ints_names_or_argmax():
     np.testing.assert_array_equal(gradient_rollout(model, images[:1], classes="dog"), of_one[:1])
     expected = "a name that exactly one class has. Received: 'dasy'. Did you mean 'daisy'"
     refuses(expected, gradient_rollout, model, images, "dasy")
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("changes", [{"layer_scale_init": 0.5}, {"gated_mlp": True, "mlp_norm": True}])
+def test_gradient_rollout_in_mixed_precision_is_close(changes):
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("float32")
+    models = [randomize(build(dtype=dtype, **changes), scale=0.3) for dtype in ("float32", "mixed_bfloat16")]
+    expected, actual = (gradient_rollout(model, images, classes=1) for model in models)
+    np.testing.assert_allclose(actual, expected, atol=0.1 * np.abs(expected).max())
 
 
 def test_gradient_rollout_refuses_invalid_classes_or_model():

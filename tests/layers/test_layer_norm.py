@@ -36,3 +36,12 @@ def test_kernel_of_gpus_equals_the_layer_of_keras(dtype):
     assert y.dtype == x.dtype
     actual, expected = (ops.convert_to_numpy(ops.cast(each, "float32")) for each in (y, layer(x)))
     np.testing.assert_allclose(actual, expected, atol={"float32": 1e-5, "bfloat16": 0.05}[dtype])
+
+
+def test_outputs_have_the_compute_dtype_on_other_devices():
+    layer = LayerNorm(dtype="mixed_bfloat16")
+    # As on a GPU. A layer of Keras does not cast the inputs of its normalization.
+    with keras.device("meta"):
+        layer.build((None, 8))
+        for dtype in ("float32", "bfloat16"):
+            assert keras.backend.standardize_dtype(layer(ops.zeros((2, 8), dtype)).dtype) == "bfloat16"
