@@ -2,9 +2,9 @@
 
 Each side is a model in a process. For each model and task, all processes of both frameworks start and compile at the
 same time. They then take turns, so that a GPU that is lent for minutes is enough. In a turn, Keras models run `fit` or
-`predict`, and other models a loop. Results are read after the last step. Figures are medians over the turns. Peers are
-keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and keras-hub on
-PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without dropout. In a
+`predict`, and other models run a loop. Results are read after the last step. Figures are medians over the turns. Peers
+are keras-hub and big_vision's Flax model (--big-vision) on JAX; timm, transformers (eager and compiled) and keras-hub
+on PyTorch. Inputs are on the GPU. Training uses AdamW and mixed precision with float32 weights, without dropout. In a
 forward pass, all weights are in bfloat16, except the weights of big_vision. A multiply-add of the forward pass counts
 as 2 FLOPs. A training step counts as 3 forward passes. Shares are relative to --peak.
 
@@ -93,7 +93,7 @@ def run_side(spec):
     side = make(entrant, case, spec["task"])
     inputs, step = side.prepare(*make_data(case, spec["batch"])), getattr(side, spec["task"])
     built = time.perf_counter()
-    # Two steps run `fit` or `predict`, as each turn does, so that nothing is compiled later.
+    # With two steps, a side runs `fit` or `predict`, as in each turn. Then nothing is compiled in the turns.
     result = step(*inputs, steps=2)
     answer = {"build_seconds": built - start, "first_call_seconds": time.perf_counter() - built}
     if not np.isfinite(result).all():

@@ -85,7 +85,7 @@ def keras_hub_side(entrant, case, task, weights):
             values += [scale, shift, *query_key_value(qkv_kernel, qkv_bias), *rest]
         values += head
         model.set_weights([v.reshape(w.shape) for v, w in zip(values, model.weights, strict=True)])
-    # keras-hub's own `fit` and `predict` prepare arrays only; a plain model also takes generators of tensors.
+    # keras-hub's own `fit` and `predict` do not accept generators of tensors, but those of a plain model do.
     model = keras.Model(model.input, model.output)
     return KerasSide(model, case, True if entrant.compiled else case.jit_compile)
 

@@ -1,7 +1,7 @@
 """Cases, entrants, and the sides that run a model.
 
 `prepare`, untimed, converts NumPy arrays to a side's inputs. `forward` and `train` run `steps` steps and wait for them.
-They return the logits, or the last loss.
+They return the logits, or a loss.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Entrant:
 
 
 class KerasSide:
-    """A Keras model. One step is predict_on_batch or train_on_batch; several are `predict` or `fit`."""
+    """A Keras model. It runs one step by predict_on_batch or train_on_batch, several by `predict` or `fit`."""
 
     def __init__(self, model, case, jit_compile):
         self.model = model

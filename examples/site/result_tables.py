@@ -392,7 +392,8 @@ def gpu():
     for row in found["rows"]:
         speed = row["error"] if "error" in row else f"{row['images_per_second']:,.0f}"
         what = [row["model"], TASKS[row["task"]], row["batch"], row["dtype"]]
-        cells.append([BACKENDS[row["backend"]], *what, row["name"], speed, f"{row['share_of_peak']:.0%}"])
+        share = f"{row['share_of_peak']:.0%}" if "share_of_peak" in row else ""
+        cells.append([BACKENDS[row["backend"]], *what, row["name"], speed, share])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     columns = ["Backend", "Model", "Work", "Batch", "Precision", "Package", "Images per second", "Share of the peak"]
     return f"{found['device']}; {versions}:\n\n" + markdown_table(columns, cells)
