@@ -61,13 +61,13 @@ train.head(3)
 
 # %%
 keras.config.set_dtype_policy("mixed_bfloat16")
-num_folds, image_size, frozen_blocks, epochs, learning_rate, batch_size = 2, 160, 10, 2, 3e-4, 16
+num_folds, image_size, trained_blocks, epochs, learning_rate, batch_size = 2, 160, 2, 2, 3e-4, 16
 
 
 def build():
     """Builds the model of one fold: a pretrained ViT with a new head."""
     model = keras_vit.from_pretrained(weights, image_size=image_size, num_classes=len(names), class_names=names)
-    keras_vit.training.freeze(model, blocks=frozen_blocks)
+    keras_vit.training.freeze(model, blocks=len(model.blocks) - trained_blocks)
     return model
 
 

@@ -56,7 +56,7 @@ names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.
 model = keras_vit.from_pretrained(
     weights, image_size=128, num_classes=len(names), class_names=names, include_preprocessing=True
 )
-keras_vit.training.freeze(model, blocks=10)
+keras_vit.training.freeze(model, blocks=len(model.blocks) - 2)
 train, valid = keras_vit.data.from_directory(
     folder, validation_split=0.2, subset="both", preprocessing=model, scale=(0.5, 1.0), flip=True, batch_size=16
 )

@@ -2,7 +2,7 @@
 
 The notebooks look for the files in the inputs of a Kaggle notebook, then in the folder that the environment variable
 KERAS_VIT_SAMPLES contains. If the files are not found, the notebooks use scikit-learn's handwritten digits and a small
-ViT instead. With KERAS_VIT_QUICK=1, the notebooks use only a few digits.
+ViT instead. With KERAS_VIT_QUICK=1, the notebooks use only a few digits and blocks.
 """
 
 import itertools
@@ -19,7 +19,8 @@ import keras_vit
 QUICK = os.environ.get("KERAS_VIT_QUICK") == "1"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 DIGITS = [f"digit_{digit}" for digit in range(10)]
-SMALL = {"image_size": 64, "patch_size": 16, "hidden_dim": 48, "num_layers": 12, "num_heads": 4, "mlp_dim": 96}
+SMALL = {"image_size": 64, "patch_size": 16, "hidden_dim": 48, "num_heads": 4, "mlp_dim": 96}
+SMALL["num_layers"] = 3 if QUICK else 12
 # The number of digits that the notebooks show. The small ViT is trained on later digits, so that these are new to it.
 NUM_SHOWN = 160 if QUICK else 1000
 
