@@ -3,6 +3,7 @@
 import keras
 
 from keras_vit.layers import MLP, TokenPooling, TransformerBlock
+from keras_vit.layers.layer_norm import LayerNorm
 
 
 def producing_call(tensor):
@@ -59,7 +60,7 @@ def reading_leading_tokens(model):
             return leading[-1]
         outputs = layer(*args, **kwargs)
         if any(x is y for x in keras.tree.flatten((args, kwargs)) for y in leading):
-            if isinstance(layer, keras.layers.LayerNormalization) and layer.axis == [-1]:
+            if type(layer) in (keras.layers.LayerNormalization, LayerNorm) and layer.axis == [-1]:
                 leading.append(outputs)
             elif layer not in poolings:
                 others.append(layer)
