@@ -117,6 +117,8 @@ def pytest_collection_modifyitems(config, items):
         is_elsewhere = item.get_closest_marker("long_elsewhere") and backend != backend_of_folder(item.path)
         if is_elsewhere and not EVERYWHERE and not item.get_closest_marker("every_backend"):
             item.add_marker(pytest.mark.long)
+    # Begin with the files outside the folders. Some of them take long, so at the end one worker would wait for another.
+    items.sort(key=lambda item: item.path.parent != TESTS)
     others = [item for item in items if backend not in backends_of(item)]
     if others:
         config.hook.pytest_deselected(items=others)
