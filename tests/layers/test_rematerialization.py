@@ -87,3 +87,12 @@ def test_remat_in_mixed_precision_has_finite_losses():
     with dtype_policy("mixed_bfloat16"):
         losses, _ = trained(True, dropout_rate=0.1, token_merging=2)
     assert np.isfinite(losses).all()
+
+
+def test_remat_scope_trains_a_block_in_mixed_precision():
+    with keras.RematScope(mode="list_of_layers", layer_names=["block"]):
+        block = keras_vit.layers.TransformerBlock(2, 16, layer_scale_init=0.1, dtype="mixed_bfloat16", name="block")
+        inputs = keras.Input((5, 8))
+        model = keras.Model(inputs, block(inputs))
+        model.compile("sgd", "mse")
+        assert np.isfinite(model.train_on_batch(np.ones((2, 5, 8)), np.zeros((2, 5, 8))))
