@@ -88,8 +88,6 @@ class KerasSide:
         model.compile(
             optimizer=optimizers[case.optimizer](),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            # Otherwise keras-hub adds an accuracy metric.
-            metrics=None,
             jit_compile=jit_compile,
         )
 

@@ -86,8 +86,11 @@ def test_readme_speed_table_equals_the_results(monkeypatch):
     ((version, processor),) = {(r["run"]["versions"]["keras_vit"], r["run"]["processor"]) for r in main}
     assert f"ViT-B/16 was {min(forward):.2f} to {max(forward):.2f} times as fast" in WORDS
     assert f"ViT-B/16 of version {short(version)} at 224" in WORDS and "Intel(R) Xeon(R)" in processor
-    gpu = [float(row.split("|")[4].split()[0]) for row in rows if row.split("|")[4].strip()]
-    assert f"and {min(gpu):.2f} to {max(gpu):.2f} times as fast on a GPU" in WORDS
+    gpu = [[float(row.split("|")[i].split()[0]) for row in rows if row.split("|")[i].strip()] for i in (4, 5)]
+    (low, high), (low_step, high_step) = ((min(column), max(column)) for column in gpu)
+    assert f"and {low:.2f} to {high:.2f} times on a GPU" in WORDS and "on an NVIDIA H200" in WORDS
+    assert f"where a training step was {low_step:.2f} to {high_step:.2f} times as fast" in WORDS
+    assert "on two Intel Xeon cores" in WORDS
     assert result(tables.GPU)["versions"]["keras_vit"].startswith(short(version))
 
 

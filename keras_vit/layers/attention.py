@@ -203,7 +203,7 @@ class MultiHeadSelfAttention(CompositeLayer):
     def project(self, tokens):
         """Returns queries, keys and values, each (batch, num_tokens, num_heads, head_dim)."""
         if active_layout("heads of a kernel") is None or self.quantization_mode:
-            query, key, value = split_heads(self.run(self.qkv, tokens), 3, self.num_heads)
+            query, key, value = split_heads(self.run(self.qkv, tokens), self.num_heads)
         else:
             query, key, value = ops.unstack(self._project_by_heads(tokens), 3, axis=2)
         if self.qk_norm:

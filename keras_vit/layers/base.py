@@ -43,12 +43,17 @@ class Layer(keras.layers.Layer):
         # `layer(x)` casts the inputs and variables. The layers in _PLAIN cast their variables in `call` too. Quantized
         # layers have another policy than this layer. In a distribution, Keras shards the outputs after `call`.
         policy = self.dtype_policy
-        is_plain = layer.dtype_policy is policy and layer.built and isinstance(layer, _PLAIN)
-        if not is_plain or isinstance(policy, keras.dtype_policies.DTypePolicyMap) or isinstance(x, keras.KerasTensor):
-            return layer(x, **kwargs)
-        if keras.backend.standardize_dtype(x.dtype) != policy.compute_dtype or policy.quantization_mode is not None:
-            return layer(x, **kwargs)
-        return layer.call(x, **kwargs) if keras.distribution.distribution() is None else layer(x, **kwargs)
+        is_plain = (
+            isinstance(layer, _PLAIN)
+            and layer.built
+            and layer.dtype_policy is policy
+            and policy.quantization_mode is None
+            and not isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+            and not isinstance(x, keras.KerasTensor)
+            and keras.backend.standardize_dtype(x.dtype) == policy.compute_dtype
+            and keras.distribution.distribution() is None
+        )
+        return layer.call(x, **kwargs) if is_plain else layer(x, **kwargs)
 
     def compute_output_shape(self, input_shape, *others):
         """Returns the shape of the first input. A layer whose output has another shape overrides this method."""

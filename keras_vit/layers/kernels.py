@@ -44,13 +44,13 @@ def _read(weight, dtype=None):
     return value if dtype in (None, keras.backend.standardize_dtype(value.dtype)) else ops.cast(value, dtype)
 
 
-def split_heads(x, count, num_heads):
-    """Splits (batch, num_tokens, count * channels) into `count` tensors (batch, num_tokens, num_heads, head_dim)."""
+def split_heads(x, num_heads):
+    """Splits (batch, num_tokens, 3 * channels) into three tensors, each (batch, num_tokens, num_heads, head_dim)."""
     if keras.backend.backend() == "torch" and not isinstance(x, keras.KerasTensor):
         # On PyTorch, these two operations take less time than a split and a reshape of each part.
-        return x.unflatten(-1, (count, num_heads, -1)).unbind(2)
-    shape = -1, ops.shape(x)[1], num_heads, x.shape[-1] // (count * num_heads)
-    return tuple(ops.reshape(each, shape) for each in ops.split(x, count, axis=-1))
+        return x.unflatten(-1, (3, num_heads, -1)).unbind(2)
+    shape = -1, ops.shape(x)[1], num_heads, x.shape[-1] // (3 * num_heads)
+    return tuple(ops.reshape(each, shape) for each in ops.split(x, 3, axis=-1))
 
 
 def activate(x, activation):

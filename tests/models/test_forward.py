@@ -19,8 +19,8 @@ CASES = {
     "relative": lambda: tiny.build(position_embedding="relative"),
     "bit": bit.build,
     "hybrid": hybrid.build,
-    "coatnet": lambda: coatnet.build(depths=(1, 1, 1, 1), drop_path_rate=0.1),
-    "efficientnet": lambda: efficientnet.build(repeats=(1,) * 7, dropout_rate=0.1, drop_path_rate=0.1),
+    "coatnet": lambda: coatnet.build(drop_path_rate=0.1),
+    "efficientnet": lambda: efficientnet.build(dropout_rate=0.1, drop_path_rate=0.1),
     "vt_resnet": lambda: vt_resnet.build(dropout_rate=0.1, drop_path_rate=0.1),
 }
 
