@@ -19,14 +19,21 @@ SETTINGS = {"variant": "Ti/8", "image_size": 32, "steps": 12, "batch_size": 16, 
 SETTINGS |= {"optimizer": "adamw", "learning_rate": 0.001}
 # A resumed run must draw the same masks.
 SETTINGS |= {"model.dropout_rate": 0.1, "model.drop_path_rate": 0.1}
+# JAX notices a lost process by its heartbeat, by default after up to 100 s.
+PROGRAM = """
+import functools, jax, keras_vit.cli
+jax.distributed.initialize = functools.partial(jax.distributed.initialize, heartbeat_timeout_seconds=20)
+raise SystemExit(keras_vit.cli.main())
+"""
 
 
 def start(images, out, log):
     """Starts or resumes the run; returns its processes: of PyTorch the one of `keras-vit`, of JAX both."""
     settings = [part for item in SETTINGS.items() for part in ("--set", "{}={}".format(*item))]
     options = ["--data", images, "--out", out, "--weights", "none", "--distribution", "data", "--save-every", "3"]
-    command = [sys.executable, "-m", "keras_vit.cli", "train", *options, "--processes", "2", *settings]
     backend = keras.backend.backend()
+    program = ["-c", PROGRAM] if backend == "jax" else ["-m", "keras_vit.cli"]
+    command = [sys.executable, *program, "train", *options, "--processes", "2", *settings]
     ends = [[]]
     if backend == "jax":
         with socket.create_server(("localhost", 0)) as server:
