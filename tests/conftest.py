@@ -137,10 +137,11 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("run")
     if long:
         contract.POLICIES = tuple(contract.LOW_PRECISION)
-    elif keras.backend.backend() == "tensorflow":
+    # Optimizing the graphs takes half of the time of each small pipeline. TensorFlow's long run keeps the default. Only
+    # the runs that have many pipelines import TensorFlow here.
+    if long != (keras.backend.backend() == "tensorflow") and importlib.util.find_spec("tensorflow"):
         import tensorflow as tf
 
-        # Optimizing the graphs takes half of the time of each small pipeline. The long run keeps TensorFlow's default.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
