@@ -1,12 +1,13 @@
 """Defines the signatures of an exported SavedModel."""
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
 from keras_vit.config import Preprocessing
 from keras_vit.images.evaluation_transform import EvaluationTransform
-from keras_vit.images.files import JPEG, PNG, decode_jpeg, decode_png, jpeg_header, png_header
+from keras_vit.images.files import JPEG, PNG, decode_image, jpeg_header, png_header, starts_with
 from keras_vit.layers import ImageNormalization
 from keras_vit.prediction.taps import AttentionTaps
 
@@ -54,26 +55,20 @@ class ImageReader:
         def black(status):
             return lambda: (tf.zeros(shape), tf.constant(status), tf.zeros((2, 2)))
 
-        def checked(header, decode):
-            _, fits = header(data, self.max_pixels, MAX_SIDE)
+        def read():
+            image = decode_image(data, self.channels)
+            seen = transform.seen(tf.shape(image, "int64")[:2], tf)
+            return transform.in_tensorflow(image), tf.constant(OK), tf.cast(seen, "float32")
 
-            def read():
-                image = decode(data, self.channels)
-                seen = transform.seen(tf.shape(image, "int64")[:2], tf)
-                return transform.in_tensorflow(image), tf.constant(OK), tf.cast(seen, "float32")
-
+        def checked():
+            headers = (
+                functools.partial(header, data, self.max_pixels, MAX_SIDE) for header in (jpeg_header, png_header)
+            )
+            _, fits = tf.cond(is_jpeg, *headers)
             return tf.cond(fits, read, black(TOO_LARGE))
 
-        # If a file is shorter than the magic bytes, substr returns the whole file.
-        is_jpeg, is_png = (tf.strings.substr(data, 0, len(magic)) == magic for magic in (JPEG, PNG))
-
-        def jpeg():
-            return checked(jpeg_header, decode_jpeg)
-
-        def other():
-            return tf.cond(is_png, lambda: checked(png_header, decode_png), black(UNKNOWN_FORMAT))
-
-        image, status, seen = tf.cond(is_jpeg, jpeg, other)
+        is_jpeg = starts_with(data, JPEG)
+        image, status, seen = tf.cond(is_jpeg | starts_with(data, PNG), checked, black(UNKNOWN_FORMAT))
         return index, tf.ensure_shape(image, shape), status, seen
 
 

@@ -4,6 +4,7 @@ A small file can cause seconds of work: a PNG of 62 KB may decode to a gigabyte,
 JPEG again for each scan. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
 """
 
+import functools
 import io
 import os
 import re
@@ -229,17 +230,32 @@ def _scans(encoded, most):
     return tf.where(data[place + 1] == END, scans, most + 1)
 
 
+def decode_image(encoded, channels):
+    """Decodes a JPEG or PNG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as `read_pixels` does."""
+    import tensorflow as tf
+
+    jpeg, png = (functools.partial(decode, encoded, channels) for decode in (decode_jpeg, decode_png))
+    return upright_in_tensorflow(tf.cond(starts_with(encoded, JPEG), jpeg, png), encoded)
+
+
+def starts_with(encoded, magic):
+    """Returns True, as a tensor, if `encoded` begins with the bytes `magic`."""
+    import tensorflow as tf
+
+    # If a file is shorter than the magic bytes, substr returns the whole file.
+    return tf.strings.substr(encoded, 0, len(magic)) == magic
+
+
 def decode_jpeg(encoded, channels):
-    """Decodes a JPEG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as `read_pixels` does."""
+    """Decodes a JPEG as `decode_image` does, but does not turn it upright."""
     import tensorflow as tf
 
     # Use the accurate cosine transform of libjpeg, as Pillow does.
-    image = to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
-    return upright_in_tensorflow(image, encoded, b"Exif\0\0")
+    return to_channels(tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE"), channels)
 
 
 def decode_png(encoded, channels):
-    """Decodes a PNG in TensorFlow to uint8 with 1 (grayscale), 3 or 4 channels, as `read_pixels` does."""
+    """Decodes a PNG as `decode_image` does, also to 4 channels, but does not turn it upright."""
     import tensorflow as tf
 
     depth, kind = tf.unstack(tf.io.decode_raw(tf.strings.substr(encoded, 24, 2), "uint8"), 2)
@@ -260,8 +276,7 @@ def decode_png(encoded, channels):
     transparent = (kind >= 4) | (_count(encoded, b"tRNS") > 0)
     cases = [((depth == 16) & (kind == 0), deep_gray), (transparent, with_alpha)]
     image = tf.case(cases, lambda: opaque(tf.io.decode_png(encoded, 3)))
-    image = to_channels(tf.ensure_shape(image, (None, None, max(channels, 3))), channels)
-    return upright_in_tensorflow(image, encoded, b"eXIf")
+    return to_channels(tf.ensure_shape(image, (None, None, max(channels, 3))), channels)
 
 
 def to_channels(image, channels):
@@ -300,10 +315,12 @@ def _turn(data):
     return 1
 
 
-def _turn_in_tensorflow(encoded, magic):
+def _turn_in_tensorflow(encoded):
     """Does the same as `_turn` in TensorFlow."""
     import tensorflow as tf
 
+    is_jpeg = starts_with(encoded, JPEG)
+    magic = tf.where(is_jpeg, b"Exif\0\0", b"eXIf")
     parts = tf.raw_ops.StringSplitV2(input=tf.reshape(encoded, [1]), sep=magic, maxsplit=1).values
     block = tf.strings.substr(tf.concat([parts, [""]], 0)[1], 0, EXIF_BYTES)
     start, length = tf.strings.substr(block, 0, 4), tf.strings.length(block)
@@ -317,9 +334,10 @@ def _turn_in_tensorflow(encoded, magic):
 
     first = number(4, 4)
     places = tf.range(tf.minimum(number(first, 2), length // 12)) * 12 + tf.clip_by_value(first, 0, EXIF_BYTES) + 2
-    tagged = (number(places, 2) == ORIENTATION) & (places + 12 <= length)
-    turn = tf.reduce_sum(tf.boolean_mask(number(places + 8, 2), tagged)[:1])
-    own = tf.constant(True) if magic == b"eXIf" else _count(parts[0], b"\xff\xda") == 0
+    tags, turns = tf.unstack(number(tf.stack([places, places + 8]), 2))
+    tagged = (tags == ORIENTATION) & (places + 12 <= length)
+    turn = tf.reduce_sum(tf.boolean_mask(turns, tagged)[:1])
+    own = ~(is_jpeg & (_count(parts[0], b"\xff\xda") > 0))
     known = own & tf.reduce_any(start == [*_ORDERS]) & (first >= 0) & (turn >= 1) & (turn <= 8)
     return tf.where(known, turn, 1)
 
@@ -331,11 +349,11 @@ def upright(image, turn):
     return np.ascontiguousarray(image[::-1] if turn in _FLIPPED else image)
 
 
-def upright_in_tensorflow(image, encoded, magic):
-    """Does the same as `upright`. Reads the orientation from the EXIF block after the bytes `magic` in `encoded`."""
+def upright_in_tensorflow(image, encoded):
+    """Does the same as `upright`. Reads the orientation from the EXIF block of `encoded`, a JPEG or PNG."""
     import tensorflow as tf
 
-    turn = _turn_in_tensorflow(encoded, magic)
+    turn = _turn_in_tensorflow(encoded)
 
     def turned():
         turned = tf.cond(turn >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)

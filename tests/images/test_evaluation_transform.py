@@ -10,7 +10,7 @@ from keras_vit.config import Preprocessing
 from keras_vit.data import from_dataframe, from_directory
 from keras_vit.evaluation.features import extract_features
 from keras_vit.images.evaluation_transform import EvaluationTransform
-from keras_vit.images.files import decode_jpeg, read_pixels
+from keras_vit.images.files import decode_image, read_pixels
 from keras_vit.weights.timm_config import preprocessing_from_cfg
 from keras_vit.weights.transformers_config import preprocessing_from_processor
 from tests.peers import peer
@@ -69,7 +69,7 @@ def files(tmp_path_factory):
 
 def in_tensorflow(files, record, size=(SIZE, SIZE)):
     transform = EvaluationTransform(size, record)
-    return [transform.in_tensorflow(decode_jpeg(file.read_bytes(), 3)).numpy() for file in files]
+    return [transform.in_tensorflow(decode_image(file.read_bytes(), 3)).numpy() for file in files]
 
 
 def near(first, second):

@@ -35,10 +35,9 @@ def exif(orientation, order="little"):
 def in_tensorflow(data, channels=3):
     import tensorflow as tf
 
-    from keras_vit.images.files import JPEG, decode_jpeg, decode_png
+    from keras_vit.images.files import decode_image
 
-    decode = decode_jpeg if data.startswith(JPEG) else decode_png
-    return tf.function(lambda x: decode(x, channels))(tf.constant(data)).numpy()
+    return tf.function(lambda x: decode_image(x, channels))(tf.constant(data)).numpy()
 
 
 def served(data, size):
