@@ -102,7 +102,9 @@ class Layer(keras.layers.Layer):
         for kind in type(self).__mro__:
             if issubclass(kind, Layer) and "__init__" in vars(kind):
                 names = inspect.signature(kind.__init__).parameters
-                config.update({name: _plain(getattr(self, name)) for name in names if hasattr(self, name)})
+                # Keras serializes `dtype` itself: the attribute `dtype` is only the dtype of the variables.
+                names = [name for name in names if name not in config and hasattr(self, name)]
+                config.update({name: _plain(getattr(self, name)) for name in names})
         return config
 
 

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_vit
-from keras_vit.layers import TransformerBlock, base
+from keras_vit.layers import MultiHeadSelfAttention, TransformerBlock, base
 from keras_vit.models.bit.bottleneck import Bottleneck
 from keras_vit.models.vt_resnet.resnet_block import ResNetBlock
 from tests.tiny import build, randomize
@@ -161,3 +161,14 @@ def test_partly_frozen_residual_unit_survives_a_file(make, tmp_path):
         # Only the statistics of the frozen norm stay the same in training.
         again(np.random.default_rng(0).normal(3, size=(4, 8, 8, 32)).astype("float32"), training=True)
         assert [bool(ops.convert_to_numpy(norm.moving_mean).any()) for norm in again.norms] == [False, True]
+
+
+@keras.saving.register_keras_serializable("tests")
+class WithDtype(MultiHeadSelfAttention):
+    def __init__(self, num_heads, *, dtype=None, **kwargs):
+        super().__init__(num_heads, dtype=dtype, **kwargs)
+
+
+def test_subclass_with_the_argument_dtype_keeps_its_policy():
+    layer = WithDtype(3, dtype="mixed_bfloat16")
+    assert WithDtype.from_config(layer.get_config()).dtype_policy.name == "mixed_bfloat16"
