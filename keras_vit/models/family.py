@@ -124,6 +124,8 @@ class FamilyModel(CheckedRuns, keras.Model):
 # Files of keras_vit 0.2 contain these class names.
 for _name in ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "EfficientNetModel", "VTResNetModel"):
     keras.saving.get_custom_objects()[f"keras_vit>{_name}"] = FamilyModel
+# An .h5 file names the class of a model without its package.
+keras.saving.get_custom_objects()["FamilyModel"] = FamilyModel
 
 # The names of the config fields that all families have.
 _SHARED = {field.name for field in dataclasses.fields(ModelConfig)}

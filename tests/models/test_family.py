@@ -8,7 +8,7 @@ import keras_vit
 from keras_vit.models.family import FamilyModel, cut_from
 from keras_vit.training import SAM
 from tests.errors import refuses
-from tests.tiny import build
+from tests.tiny import assert_close, build
 
 
 @pytest.mark.parametrize("name", ["head", "config", "blocks", "preprocessing"])
@@ -143,6 +143,13 @@ def test_pooling_of_other_libraries_is_translated():
     for pooling, hint in {"avg": 'Did you mean "gap"', "max": "No layer .* pools the maximum"}.items():
         refuses(f"`pooling`.*Received: '{pooling}'. {hint}", keras_vit.ViTB16, pooling=pooling)
     refuses(r"`pooling`. Expected one of 'token', .*Received: \['avg'\]", keras_vit.ViTB16, pooling=["avg"])
+
+
+def test_model_in_an_h5_file_can_be_loaded(tiny, tmp_path):
+    tiny.save(tmp_path / "model.h5")
+    loaded = keras.saving.load_model(tmp_path / "model.h5")
+    assert isinstance(loaded, FamilyModel) and loaded.config == tiny.config
+    assert_close(loaded.get_weights(), tiny.get_weights())
 
 
 def test_class_names_of_version_0_2_are_known():
