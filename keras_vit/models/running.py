@@ -1,8 +1,9 @@
-"""Refuses images of a wrong size before Keras runs a model, and keeps the model usable after an error on JAX."""
+"""Refuses data that does not fit a model before Keras runs it, and keeps the model usable after an error on JAX."""
 
 import keras
 
 from keras_vit import arguments
+from keras_vit.config import find_normalization
 
 
 class CheckedRuns:
@@ -14,11 +15,11 @@ class CheckedRuns:
         return self
 
     def fit(self, x=None, *args, **kwargs):
-        """Trains as `keras.Model.fit` does; raises a ValueError for images of a wrong size."""
+        """Trains as `keras.Model.fit` does; raises a ValueError for images or classes that do not fit the model."""
         return self._run(super().fit, x, args, kwargs)
 
     def evaluate(self, x=None, *args, **kwargs):
-        """Evaluates as `keras.Model.evaluate` does; raises a ValueError for images of a wrong size."""
+        """Evaluates as `keras.Model.evaluate` does; raises a ValueError as `fit` does."""
         return self._run(super().evaluate, x, args, kwargs)
 
     def predict(self, x, *args, **kwargs):
@@ -27,6 +28,9 @@ class CheckedRuns:
 
     def _run(self, function, x, args, kwargs):
         for images in (x, kwargs.get("validation_data")):
+            # A wrapper may ignore the labels.
+            if function.__name__ != "predict" and self.checked_model() is self:
+                check_classes(self, getattr(images, "class_names", None))
             # The shapes of a dataset's batches are in `element_spec`.
             images = getattr(images, "element_spec", images)
             images = images[0] if isinstance(images, tuple) else images
@@ -60,6 +64,19 @@ def check_size(model, images, name):
     inputs = getattr(model, "inputs", None) or ()
     if len(inputs) == 1:
         arguments.image_shape(name, tuple(images.shape), tuple(inputs[0].shape), f" for model {model.name!r}")
+
+
+def check_classes(model, names):
+    """Raises if a dataset has the class names `names`, and a label would mean another class in the model."""
+    layer = find_normalization(model)
+    known, names = (list(part or ()) for part in (getattr(layer, "class_names", None), names))
+    # If no name is equal, the same classes may have other names, such as ImageNet's ids.
+    if known != names and set(known) & set(names):
+        raise ValueError(
+            f"Expected data with the classes of model {model.name!r} in the same order, {known[:5]} ... Received: "
+            f"{names[:5]} ... Pass class_names=model.config.class_names to the function that makes the data, or build "
+            "the model for the classes of the data."
+        )
 
 
 def _is_empty(variable):

@@ -56,3 +56,23 @@ def test_dataset_of_wrong_images_is_refused_by_its_shape():
     data = tf.data.Dataset.from_tensor_slices((WRONG, LABELS))
     refuses(r"Received: \(18, 18, 3\)", model.fit, data.batch(2), verbose=0)
     refuses(r"Received: \(18, 18, 3\)", model.fit, IMAGES, LABELS, validation_data=data.batch(2), verbose=0)
+
+
+def test_dataset_whose_labels_mean_other_classes_is_refused():
+    model, other = (build(num_layers=1, num_classes=3, class_names=names) for names in (["ant", "bee", "cat"], None))
+
+    def named(*class_names):
+        data = Batches()
+        data.class_names = list(class_names)
+        return data
+
+    for data in (named("bee", "ant", "cat"), named("ant", "cat")):
+        for each in (model, other):
+            each.compile("sgd", LOSS)
+        message = r"classes of model .* in the same order, \['ant', 'bee', 'cat'\] ... Received: "
+        refuses(message, model.fit, data, verbose=0)
+        refuses(message, model.fit, IMAGES, LABELS, validation_data=data, verbose=0)
+        refuses(message, model.evaluate, data, verbose=0)
+        # The names of the same classes in another system of names, or of a model without names, are unknown.
+        for each, fitting in ((other, data), (model, named("1", "2", "3")), (model, named("ant", "bee", "cat"))):
+            refuses("18|reshape", each.evaluate, fitting, error=Exception, verbose=0)
