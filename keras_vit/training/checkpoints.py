@@ -18,7 +18,7 @@ from keras_vit.files import only_process, replacing
 from keras_vit.weights.read.bounds import open_archive
 
 _FORMAT = "keras_vit training checkpoint, version 2"
-OTHER_FOLDER = "Give another `folder`, or delete '{}' to start over."
+OTHER_FOLDER = "Give another folder, or delete '{}' to start over."
 
 
 class Checkpoint(NamedTuple):

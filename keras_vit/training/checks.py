@@ -15,6 +15,7 @@ from keras_vit.config import find_normalization
 from keras_vit.console import printable
 from keras_vit.distribution.layouts import batch_parts
 from keras_vit.models.finite import non_finite_weights
+from keras_vit.models.losses import recognised_loss
 from keras_vit.models.profile import profile
 from keras_vit.prediction.classes import gives_classes
 from keras_vit.prediction.inputs import check_values, functional_graph, input_range, num_batches, to_numpy
@@ -285,6 +286,19 @@ def _data_problems(model, graph, seen, heads):
             classes = f"{seen.num_classes} outputs, one for each class of the data"
             problems.append(f"Expected a model of {classes}. Received: {num_classes}")
     return problems, doubts
+
+
+def batch_problem(model, batch):
+    """Returns an error message if the labels in a batch do not fit a model and its loss, otherwise None."""
+    graph, loss = functional_graph(model), recognised_loss(getattr(model, "loss", None))
+    if graph is None or loss is None or len(graph.outputs) != 1 or len(graph.outputs[0].shape) != 2:
+        return None
+    if len(batch) == 1:
+        return "Expected images with labels to train on. Received: only images"
+    labels, num_classes = batch[1], graph.outputs[0].shape[1]
+    if not isinstance(labels, np.ndarray) or not num_classes:
+        return None
+    return task_problem(graph, labels, loss, num_classes) or label_problem(labels, num_classes, loss)
 
 
 def class_name_problems(model, names, validation_names=()):

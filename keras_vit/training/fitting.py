@@ -8,7 +8,7 @@ from keras_vit.distribution.synchronization import check_synchronized
 from keras_vit.models import forward
 from keras_vit.models.finite import non_finite_weights
 from keras_vit.training.checkpoints import CheckpointSlots
-from keras_vit.training.checks import class_name_problems, give_class_names
+from keras_vit.training.checks import batch_problem, class_name_problems, give_class_names
 from keras_vit.training.epochs import Epochs, one_batch
 from keras_vit.training.resume import ResumableRun
 from keras_vit.training.run_record import PARTS, describe_data, describe_run
@@ -118,6 +118,8 @@ def train(
                 "mixed labels. Pass a weight for each image: data=(images, labels, weights)."
             )
         names, others = (getattr(part, "class_names", ()) for part in (data.latest, options.get("validation_data")))
+        if problem := batch_problem(model, batch):
+            raise ValueError(problem)
         if len(batch) > 1:
             for problem in class_name_problems(model, names, others):
                 raise ValueError(problem)

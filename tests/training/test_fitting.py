@@ -8,6 +8,7 @@ from keras_vit.data import from_dataframe
 from keras_vit.data.source import tf
 from keras_vit.training import fit
 from keras_vit.training.epochs import Epochs
+from tests.errors import refuses
 from tests.training import killed
 from tests.training.test_resume import X, Y, assert_equal, make_model
 
@@ -49,6 +50,20 @@ def test_fit_equals_model_fit(tmp_path):
     assert_equal(ours, plain)
     assert history.history == expected.history
     assert calls == ["begin", (0, 3, 6), (1, 3, 6), (2, 3, 6), "end"]
+
+
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        (np.arange(24) % 3 + 1, r"from 0 to 2, .* Received: labels from 1 to 3. .* subtract 1"),
+        (np.array(["cat", "dog"] * 12), r"Received: strings, such as '(cat|dog)'"),
+        (None, "Received: only images"),
+    ],
+)
+def test_labels_that_do_not_fit_the_model_are_refused(tmp_path, labels, message):
+    data = (X, labels) if labels is not None else tf.data.Dataset.from_tensor_slices(X).batch(8)
+    refuses(message, fit, make_model(), data, 1, resume=tmp_path, batch_size=24, verbose=0)
+    assert not list(tmp_path.glob("step_*"))
 
 
 def test_epochs_set_seeds_shuffles_each_epoch_differently():
