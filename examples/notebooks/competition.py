@@ -164,7 +164,8 @@ samples.show(keras_vit.inspection.attention_overlay(images, attention), names, c
 # ## 6 submission.csv
 #
 # `tta="flip"` averages the probabilities for an image and for its mirror image, and `ensemble` averages the predictions
-# of all models. The models are read from their files, so that this part can also run in a separate notebook.
+# of all models. The models are read from their files, so that this part can also run in a separate notebook. The row of
+# an unreadable image is NaN, and `fillna(0)` gives this image the first class.
 
 # %%
 predictions = []
@@ -172,7 +173,7 @@ for path in members:
     model = keras.saving.load_model(path)
     options = {"path_column": "image", "directory": folder, "tta": "flip", "verbose": 0}
     predictions.append(keras_vit.predict_images(model, test, **options))
-submission = keras_vit.evaluation.ensemble(predictions).idxmax(axis=1).rename("label")
+submission = keras_vit.evaluation.ensemble(predictions).fillna(0).idxmax(axis=1).rename("label")
 submission.to_csv("submission.csv")
 pd.read_csv("submission.csv").head(3)
 
