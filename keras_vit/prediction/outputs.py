@@ -39,7 +39,14 @@ def image_batches(data, batch_size, name="data"):
         return (batch for (batch,) in sliced((data,), size)), -(-len(data) // size)
     expected = "images as an array, or batches of them: a tf.data.Dataset, a PyDataset or another iterable"
     batches, steps = finite_batches(data, expected, name)
-    return (to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch) for batch in batches), steps
+
+    def images(batch):
+        if isinstance(batch, dict):
+            received = f"a dict with the keys {sorted(batch)}. Make tuples (images, labels)"
+            raise arguments.invalid(name, "batches of images", received)
+        return to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+    return map(images, batches), steps
 
 
 def check_all_read(data, count, name="data"):

@@ -223,6 +223,8 @@ def look(data, batch_size=32, name="data"):
     steps = num_batches(data)
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]
+    if any(np.ndim(part) == 0 for part in keras.tree.flatten(found[:1])):
+        raise arguments.invalid(name, "batches of images and labels", "single images. Call `.batch(32)` on the dataset")
     size = len(keras.tree.flatten(found[0][0])[0]) if found else 0
     if not size:
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
@@ -270,7 +272,7 @@ def _data_problems(model, graph, seen, heads):
         except ValueError as error:
             problems.append(str(error))
     if len(seen.first) == 1 and heads[0].loss:
-        problems.append("Expected images with labels to train on. Received: only images")
+        problems.append(_without_labels(seen.first))
     for name, labels, all_labels, num_classes, loss in heads:
         if not isinstance(labels, np.ndarray) or not num_classes:
             continue
@@ -288,13 +290,19 @@ def _data_problems(model, graph, seen, heads):
     return problems, doubts
 
 
+def _without_labels(batch):
+    is_dict = isinstance(batch[0], dict)
+    received = f"a dict with the keys {sorted(batch[0])}. Make tuples (images, labels)" if is_dict else "only images"
+    return f"Expected images with labels to train on. Received: {received}"
+
+
 def batch_problem(model, batch):
     """Returns an error message if the labels in a batch do not fit a model and its loss, otherwise None."""
     graph, loss = functional_graph(model), recognised_loss(getattr(model, "loss", None))
     if graph is None or loss is None or len(graph.outputs) != 1 or len(graph.outputs[0].shape) != 2:
         return None
     if len(batch) == 1:
-        return "Expected images with labels to train on. Received: only images"
+        return _without_labels(batch)
     labels, num_classes = batch[1], graph.outputs[0].shape[1]
     if not isinstance(labels, np.ndarray) or not num_classes:
         return None

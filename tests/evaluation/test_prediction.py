@@ -72,6 +72,7 @@ def test_predict_refuses_invalid_data_tta_or_model():
         (LARGE[:, :, :10], "ten_crop", r"`data`.*larger than.*Received: \(20, 10, 3\)"),
         (IMAGES[:0], None, "at least one image"),
         (7, None, "`data`.*Received: 'int'"),
+        ([{"image": IMAGES, "label": IMAGES}], None, "dict with the keys .*'image', 'label'.*Make tuples"),
     ):
         refuses(message, predict, model, data, tta=tta, verbose=0)
     any_size = build(image_size=(None, None))
