@@ -147,6 +147,11 @@ def test_predict_writes_a_csv_row_for_each_image(capsys, caplog, tmp_path, monke
     ):
         status, _, err = run(capsys, *command, *options)
         assert status == 1 and message in err
+    build(include_preprocessing=True, num_classes=1, class_names=["cancer"]).save("run/model.keras")
+    status, _, err = run(capsys, *command, "--label-column", "species", "--csv", "one.csv")
+    assert status == 1 and "two or more classes" in err and not pathlib.Path("one.csv").exists()
+    assert run(capsys, *command, "--top", "1", "--csv", "one.csv")[0] == 0
+    assert pathlib.Path("one.csv").read_text().splitlines()[1].startswith("images/2.png,cancer,0.")
 
 
 def test_evaluate_writes_confusions_and_mistakes(capsys, tmp_path):

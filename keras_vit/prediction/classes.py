@@ -50,8 +50,7 @@ def decode_predictions(
         top: Int, the number of classes per image. None means 5, or all if there are fewer.
 
     Raises:
-        ValueError: If the shape or `top` does not fit the classes, the numbers are not probabilities, or the model has
-            only one output.
+        ValueError: If the shape or `top` does not fit the classes, or the numbers are not probabilities.
 
     Example:
 
@@ -63,7 +62,7 @@ def decode_predictions(
     """
     if model is not None and not isinstance(model, keras.Model):
         raise arguments.invalid("model", "a keras.Model or None (pass the number of classes per image as `top`)", model)
-    classes = imagenet_classes() if model is None else ranked_classes(model)
+    classes = imagenet_classes() if model is None else ids_and_names(model)
     p = real_array("predictions", predictions, finite=False).astype("float64")
     if p.ndim != 2 or p.shape[1] != len(classes):
         advice = " Pass the model for other classes." if model is None else ""
@@ -72,7 +71,7 @@ def decode_predictions(
     top = checked_top(top, classes)
     # If each class has a separate sigmoid, rows need not sum to 1.
     separate = model is not None and (
-        postprocess_kind(model) == "multi_label" or activation_behind(model.outputs[0]) == "sigmoid"
+        p.shape[1] == 1 or postprocess_kind(model) == "multi_label" or activation_behind(model.outputs[0]) == "sigmoid"
     )
     # The tolerance allows for a softmax in half precision.
     valid = p.size == 0 or (p.min() >= 0 and (p.max() <= 1 if separate else np.abs(p.sum(axis=1) - 1).max() < 0.02))
@@ -106,17 +105,6 @@ def ids_and_names(model):
     if postprocess_kind(model) is None:
         raise ValueError(f"Expected a classifier. Received: model {model.name!r} with task='regression'.")
     return outputs_named(model)
-
-
-def ranked_classes(model):
-    """Does the same as `ids_and_names`, but raises ValueError for one output, which would always be the best class."""
-    classes = ids_and_names(model)
-    if len(classes) == 1 and postprocess_kind(model) != "multi_label":
-        raise ValueError(
-            f"Expected two or more outputs, one for each class. Received: model {model.name!r} with one output. "
-            "Compare the results of `predict` or `keras_vit.predict_images` with a threshold."
-        )
-    return classes
 
 
 def folder_names(model):

@@ -14,10 +14,10 @@ from keras_vit.images.evaluation_transform import EvaluationTransform
 from keras_vit.images.files import read_pixels
 from keras_vit.prediction.classes import (
     checked_top,
+    ids_and_names,
     mean_probabilities,
     most_probable,
     prediction_activation,
-    ranked_classes,
 )
 from keras_vit.prediction.outputs import TTA, padded_output, tta_views
 from keras_vit.prediction.preprocessing import require_normalization, scaled
@@ -77,7 +77,7 @@ def classify(
     verbose: int = 1,
 ) -> list[list[tuple[str, str, float]]]:
     """Returns the `top` classes of each image file; with broken="skip", unreadable files get [] and a warning."""
-    classes = ranked_classes(model)
+    classes = ids_and_names(model)
     top = checked_top(top, classes)
     probabilities = predict_paths(model, paths, broken=broken, batch_size=batch_size, verbose=verbose)
     best = most_probable(probabilities, classes, top)

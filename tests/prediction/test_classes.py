@@ -117,13 +117,6 @@ def test_regression_model_has_no_classes(tmp_path):
     refuses("`task`. Expected one of 'single_label', 'multi_label', 'regression'", build, task="classes")
 
 
-def test_single_output_cannot_rank_classes():
-    model = build(num_classes=1)
-    refuses("two or more outputs.* with one output. .* threshold", keras_vit.decode_predictions, [[0.5]], model)
-    assert classes.outputs_named(model) == [("0", "0")]
-    assert keras_vit.decode_predictions([[0.5]], build(num_classes=1, task="multi_label")) == [[("0", "0", 0.5)]]
-
-
 @pytest.mark.parametrize("loss, setting", LOSSES)
 def test_prediction_activation_must_fit_the_loss(loss, setting):
     # A model of another class compiles with any loss.
