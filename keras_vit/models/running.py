@@ -1,6 +1,7 @@
 """Refuses data that does not fit a model before Keras runs it, and keeps the model usable after an error on JAX."""
 
 import keras
+import numpy as np
 
 from keras_vit import arguments
 from keras_vit.config import find_normalization
@@ -27,12 +28,12 @@ class CheckedRuns:
         return self._run(super().predict, x, args, kwargs)
 
     def _run(self, function, x, args, kwargs):
-        for images in (x, kwargs.get("validation_data")):
-            # A wrapper may ignore the labels.
+        for data in (x, kwargs.get("validation_data")):
+            # Do not check the classes of wrappers, because they may ignore the labels.
             if function.__name__ != "predict" and self.checked_model() is self:
-                check_classes(self, getattr(images, "class_names", None))
+                check_classes(self, getattr(data, "class_names", None))
             # The shapes of a dataset's batches are in `element_spec`.
-            images = getattr(images, "element_spec", images)
+            images = getattr(data, "element_spec", data)
             images = images[0] if isinstance(images, tuple) else images
             shape = getattr(images, "shape", None)
             # If the shape of a dataset's batches is unknown, its rank is None, and the size is not checked.
@@ -67,11 +68,11 @@ def check_size(model, images, name):
 
 
 def check_classes(model, names):
-    """Raises if a dataset has the class names `names`, and a label would mean another class in the model."""
-    layer = find_normalization(model)
-    known, names = (list(part or ()) for part in (getattr(layer, "class_names", None), names))
-    # If no name is equal, the same classes may have other names, such as ImageNet's ids.
-    if known != names and set(known) & set(names):
+    """Raises if a label means one class in a dataset with the class names `names`, and another class in the model."""
+    known = list(getattr(find_normalization(model), "class_names", None) or ())
+    names = list(names) if isinstance(names, (list, tuple, np.ndarray)) else []
+    # The data may lack the last classes. If no name is equal, the same classes may have other names, such as ids.
+    if set(known) & set(names) and known[: len(names)] != names:
         raise ValueError(
             f"Expected data with the classes of model {model.name!r} in the same order, {known[:5]} ... Received: "
             f"{names[:5]} ... Pass class_names=model.config.class_names to the function that makes the data, or build "

@@ -59,20 +59,27 @@ def test_dataset_of_wrong_images_is_refused_by_its_shape():
 
 
 def test_dataset_whose_labels_mean_other_classes_is_refused():
-    model, other = (build(num_layers=1, num_classes=3, class_names=names) for names in (["ant", "bee", "cat"], None))
+    class Named(keras.utils.PyDataset):
+        def __init__(self, *class_names):
+            super().__init__()
+            self.class_names = class_names
 
-    def named(*class_names):
-        data = Batches()
-        data.class_names = list(class_names)
-        return data
+        def __len__(self):
+            return 1
 
-    for data in (named("bee", "ant", "cat"), named("ant", "cat")):
-        for each in (model, other):
-            each.compile("sgd", LOSS)
+        def __getitem__(self, index):
+            return IMAGES, LABELS
+
+    model, unnamed = (build(num_layers=1, num_classes=3, class_names=names) for names in (["ant", "bee", "cat"], None))
+    for each in (model, unnamed):
+        each.compile("sgd", LOSS)
+    for data in (Named("bee", "ant", "cat"), Named("ant", "cat"), Named("ant", "bee", "cat", "dog")):
         message = r"classes of model .* in the same order, \['ant', 'bee', 'cat'\] ... Received: "
         refuses(message, model.fit, data, verbose=0)
         refuses(message, model.fit, IMAGES, LABELS, validation_data=data, verbose=0)
         refuses(message, model.evaluate, data, verbose=0)
-        # The names of the same classes in another system of names, or of a model without names, are unknown.
-        for each, fitting in ((other, data), (model, named("1", "2", "3")), (model, named("ant", "bee", "cat"))):
-            refuses("18|reshape", each.evaluate, fitting, error=Exception, verbose=0)
+        assert unnamed.evaluate(data, verbose=0) > 0
+    for names in (["ant", "bee", "cat"], ["ant", "bee"], ["1", "2", "3"], [], np.array(["ant", "bee"])):
+        data = Named()
+        data.class_names = names
+        assert model.evaluate(data, verbose=0) > 0
