@@ -223,8 +223,11 @@ def look(data, batch_size=32, name="data"):
     steps = num_batches(data)
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]
-    if any(np.ndim(part) == 0 for part in keras.tree.flatten(found[:1])):
-        raise arguments.invalid(name, "batches of images and labels", "single images. Call `.batch(32)` on the dataset")
+    if any(part is not None and np.ndim(part) == 0 for part in keras.tree.flatten(found[:1])):
+        raise ValueError(
+            f"Invalid value received for argument `{name}`. Expected batches of images and labels. Received: single "
+            "images. Call `.batch(32)` of the dataset"
+        )
     size = len(keras.tree.flatten(found[0][0])[0]) if found else 0
     if not size:
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")
@@ -297,8 +300,14 @@ def _without_labels(batch):
 
 
 def batch_problem(model, batch):
-    """Returns an error message if the labels in a batch do not fit a model and its loss, otherwise None."""
-    graph, loss = functional_graph(model), recognised_loss(getattr(model, "loss", None))
+    """Returns an error message if the labels in a batch do not fit a model and its loss, otherwise None.
+
+    A loss or a training step of the user's own may take any labels.
+    """
+    parts = (type(model).train_step, type(model).compute_loss, model.loss)
+    if any(getattr(part, "__module__", "keras").partition(".")[0] not in ("keras", "keras_vit") for part in parts):
+        return None
+    graph, loss = functional_graph(model), recognised_loss(model.loss)
     if graph is None or loss is None or len(graph.outputs) != 1 or len(graph.outputs[0].shape) != 2:
         return None
     if len(batch) == 1:

@@ -49,9 +49,9 @@ def fit(model, data, epochs, *, resume, callbacks=(), **options):
         **options: Other arguments of `model.fit`: batch_size, shuffle, validation_data, class_weight, verbose, ...
 
     Raises:
-        ValueError: If an argument is invalid, the model is not compiled, the state of a callback cannot be saved, the
-            checkpoint is of another run (see `allow`), or the class names of the model, the data and the validation
-            data differ.
+        ValueError: If an argument is invalid, the model is not compiled, the state of a callback cannot be saved, or
+            the checkpoint is of another run (see `allow`). The labels of the first batch must fit the model and its
+            loss, and the class names of the model, the data and the validation data must not differ.
         TypeError: If an argument of `model.fit` is passed that `fit` replaces, such as `initial_epoch`.
         RuntimeError: If another process trains in the folder, or one of several PyTorch processes has not called
             `keras_vit.distribution.synchronize`.

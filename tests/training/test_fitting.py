@@ -66,6 +66,23 @@ def test_labels_that_do_not_fit_the_model_are_refused(tmp_path, labels, message)
     assert not list(tmp_path.glob("step_*"))
 
 
+def test_own_loss_or_step_may_take_any_labels(tmp_path):
+    class FromOne(keras.losses.SparseCategoricalCrossentropy):
+        def call(self, y_true, y_pred):
+            return super().call(y_true - 1, y_pred)
+
+    class Own(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+            return keras.ops.mean(keras.ops.square(y_pred))
+
+    model = make_model()
+    model.compile("sgd", FromOne(from_logits=True))
+    fit(model, (X, Y + 1), 1, resume=tmp_path / "loss", verbose=0)
+    model = Own(model.inputs, model.outputs)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    fit(model, tf.data.Dataset.from_tensor_slices(X).batch(8), 1, resume=tmp_path / "step", verbose=0)
+
+
 def test_epochs_set_seeds_shuffles_each_epoch_differently():
     orders = []
     for epoch in (0, 1, 0):
