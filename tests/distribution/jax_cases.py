@@ -65,6 +65,7 @@ def curve(layouts, num_heads=3, **options):
 
 RANDOM = {"dropout_rate": 0.2, "attention_dropout_rate": 0.1, "drop_path_rate": 0.3}
 SPLITS = {
+    "data 2": lambda: data_parallel(mesh(2)),
     "data 4": lambda: data_parallel(mesh(4)),
     "data 8": lambda: data_parallel(mesh(8)),
     "fsdp 4": lambda: fsdp(mesh(4), 1024),
@@ -73,7 +74,7 @@ SPLITS = {
 }
 KINDS = {
     # Two devices cannot share 3 heads.
-    "3 heads": ({}, ["data 8", "fsdp 4", "tensor 2 x 2", "fsdp+tensor 2 x 2"]),
+    "3 heads": ({}, list(SPLITS)),
     "4 heads, random": ({"num_heads": 4, **RANDOM}, ["data 4", "tensor 2 x 2", "fsdp+tensor 2 x 2"]),
     "4 heads, bfloat16": ({"num_heads": 4, "dtype": "mixed_bfloat16"}, ["data 4", "tensor 2 x 2"]),
 }
