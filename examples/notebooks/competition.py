@@ -181,7 +181,7 @@ pd.read_csv("submission.csv").head(3)
 if (folder / "solution.csv").exists():
     solution = pd.read_csv(folder / "solution.csv", index_col="image", dtype=str)["label"]
     for name, guesses in [*zip(members, predictions, strict=True), ("ensemble", None)]:
-        guesses = submission if guesses is None else guesses.idxmax(axis=1)
+        guesses = submission if guesses is None else guesses.fillna(0).idxmax(axis=1)
         print(f"{name}: accuracy on {len(guesses)} test images {(guesses == solution[guesses.index]).mean():.4f}")
 
 # %% [markdown]

@@ -1,7 +1,6 @@
 """Defines the signatures of an exported SavedModel."""
 
 import dataclasses
-import functools
 
 import tensorflow as tf
 
@@ -61,10 +60,8 @@ class ImageReader:
             return transform.in_tensorflow(image), tf.constant(OK), tf.cast(seen, "float32")
 
         def checked():
-            headers = (
-                functools.partial(header, data, self.max_pixels, MAX_SIDE) for header in (jpeg_header, png_header)
-            )
-            _, fits = tf.cond(is_jpeg, *headers)
+            limits = self.max_pixels, MAX_SIDE
+            _, fits = tf.cond(is_jpeg, lambda: jpeg_header(data, *limits), lambda: png_header(data, *limits))
             return tf.cond(fits, read, black(TOO_LARGE))
 
         is_jpeg = starts_with(data, JPEG)

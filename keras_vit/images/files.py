@@ -52,8 +52,8 @@ def visible_files(folder: Path, above: tuple = ()) -> list[Path]:
 def read_pixels(file: str | os.PathLike | bytes, channels: int = 3, max_pixels: int = 178_956_970) -> np.ndarray:
     """Reads a whole image with Pillow as uint8, turned upright, and on white unless `channels` is 4.
 
-    `file` is a path or bytes. If it is not readable or exceeds a limit, a ValueError is raised. `decode_jpeg` and
-    `decode_png` return the same pixels, except for color images of 16 bits, of which Pillow reads only the upper 8
+    `file` is a path or bytes. If it is not readable or exceeds a limit, a ValueError is raised. `decode_image`
+    returns the same pixels, except for color images of 16 bits, of which Pillow reads only the upper 8
     bits. A gray image of 16 bits whose values are all below 4,096 is read as an image of 12 bits.
     """
     if channels not in _MODES:

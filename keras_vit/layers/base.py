@@ -102,7 +102,7 @@ class Layer(keras.layers.Layer):
         for kind in type(self).__mro__:
             if issubclass(kind, Layer) and "__init__" in vars(kind):
                 names = inspect.signature(kind.__init__).parameters
-                # Keras serializes `dtype` itself: the attribute `dtype` is only the dtype of the variables.
+                # Keep Keras' own values. For example, the attribute `dtype` is only the dtype of the variables.
                 names = [name for name in names if name not in config and hasattr(self, name)]
                 config.update({name: _plain(getattr(self, name)) for name in names})
         return config

@@ -124,7 +124,7 @@ class FamilyModel(CheckedRuns, keras.Model):
 # Files of keras_vit 0.2 contain these class names.
 for _name in ("VisionTransformer", "BigTransfer", "ConvolutionAndAttention", "EfficientNetModel", "VTResNetModel"):
     keras.saving.get_custom_objects()[f"keras_vit>{_name}"] = FamilyModel
-# An .h5 file names the class of a model without its package.
+# An .h5 file contains the name of a model's class without its package, and Keras looks it up globally.
 keras.saving.get_custom_objects()["FamilyModel"] = FamilyModel
 
 # The names of the config fields that all families have.

@@ -37,8 +37,8 @@ def predict_images(
     model with `task="regression"`, as in `keras_vit.evaluation.predict`. So `frame.idxmax(axis=1)` returns the classes,
     and `frame.to_csv("submission.csv")` writes a probability per class. If several classes have the same name, their
     columns also contain the id, as in "crane (n02012849)". Images are resized and scaled by the model's
-    `preprocessing`. An unreadable image gets a warning and a row of NaN, for which `idxmax` raises an error. After
-    `fillna(0)`, the class of such an image is the first class.
+    `preprocessing`. An unreadable image gets a warning and a row of NaN, for which `idxmax` fails or returns NaN.
+    After `fillna(0)`, the class of such an image is the first class.
 
     Args:
         model: A model of this package, or a model that contains one, with one output (batch, num_outputs).

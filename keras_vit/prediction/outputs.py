@@ -42,8 +42,10 @@ def image_batches(data, batch_size, name="data"):
 
     def images(batch):
         if isinstance(batch, dict):
-            received = f"a dict with the keys {sorted(batch)}. Make tuples (images, labels)"
-            raise arguments.invalid(name, "batches of images", received)
+            raise ValueError(
+                f"Invalid value received for argument `{name}`. Expected batches of images. Received: a dict with the "
+                f"keys {sorted(batch)}. Make tuples (images, labels)"
+            )
         return to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     return map(images, batches), steps

@@ -18,7 +18,7 @@ REFUSED = [
     ((IMAGES, LABELS[:5]), "as many labels as images.*7 images and 5 labels"),
     ((IMAGES[:0], LABELS[:0]), "at least one image"),
     (3, "`data`. Expected .*int"),
-    ([(IMAGES, LABELS, LABELS)], "batches of 3 elements. To ignore sample weights, use data.map"),
+    ([(IMAGES, LABELS, LABELS)], "batches of 3 elements. Make the data without sample weights"),
     ((IMAGES, LABELS - 1), "classes counted from 0. Received:.*-1"),
     ((IMAGES, LABELS + 0.5), "classes counted from 0"),
     ((IMAGES, np.full((7, 5), 0.2)), "rows with a single 1"),
