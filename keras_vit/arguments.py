@@ -19,11 +19,10 @@ LARGEST = 2**16
 MOST = 2**63 - 1
 
 
-def invalid(name, expected, value, known=()):
+def invalid(name, expected, value, known=(), advice=""):
     """Returns a ValueError about the argument `name`. The message suggests the name in `known` closest to `value`."""
-    return ValueError(
-        f"Invalid value received for argument `{name}`. Expected {expected}. Received: {value!r}{nearest(value, known)}"
-    )
+    received = f"{value!r}{nearest(value, known)}{advice and f'. {advice}'}"
+    return ValueError(f"Invalid value received for argument `{name}`. Expected {expected}. Received: {received}")
 
 
 def nearest(name, known, most=1):

@@ -66,11 +66,8 @@ def _predict(args):
     # Call `replacing` before the slow work, because it fails if the folder is missing.
     with replacing(args.csv) if args.csv else contextlib.nullcontext() as draft:
         model = _read_model(args, args.weights)
-        if columns and model.output_shape[-1] == 1:
-            raise ValueError(
-                "Expected two or more classes, to write the most probable class of each image. Received: a model with "
-                f"the output shape {model.output_shape}. To write the probability instead, pass --top 1"
-            )
+        if columns:
+            prediction_files.check_submission(model)
         with _off_stdout():
             predictions = classify(model, paths, top, broken="skip" if len(paths) > 1 else "raise")
         if columns:
@@ -80,8 +77,7 @@ def _predict(args):
     if args.csv:
         _print(f"Wrote {args.csv}: {len(names)} images")
     else:
-        text = prediction_files.as_json(names, predictions) if args.json else table(names, predictions)
-        _print(text)
+        _print(prediction_files.as_json(names, predictions) if args.json else table(names, predictions))
 
 
 def _off_stdout():

@@ -147,10 +147,8 @@ def outputs_and_labels(model, data, batch_size, verbose, read_labels=integer_lab
             if not isinstance(batch, (tuple, list)):
                 raise invalid("data", "batches of (images, labels)", f"{type(batch).__name__} batches without labels")
             if len(batch) != 2:
-                raise ValueError(
-                    "Invalid value received for argument `data`. Expected batches of (images, labels). Received: "
-                    f"batches of {len(batch)} elements. Make the data without sample weights and `pad_remainder`"
-                )
+                advice = "Make the data without sample weights and `pad_remainder`"
+                raise invalid("data", "batches of (images, labels)", f"batches of {len(batch)} elements. {advice}")
             images, batch_labels = to_numpy(batch[0]), read_labels(batch[1])
             _check_counts(images, batch_labels)
             labels.append(batch_labels)

@@ -4,7 +4,6 @@ A small file can cause seconds of work: a PNG of 62 KB may decode to a gigabyte,
 JPEG again for each scan. This module limits pixels, sides and scans, both for Pillow and for TensorFlow.
 """
 
-import functools
 import io
 import os
 import re
@@ -234,8 +233,9 @@ def decode_image(encoded, channels):
     """Decodes a JPEG or PNG in TensorFlow to uint8 with 1 (grayscale) or 3 channels, as `read_pixels` does."""
     import tensorflow as tf
 
-    jpeg, png = (functools.partial(decode, encoded, channels) for decode in (decode_jpeg, decode_png))
-    return upright_in_tensorflow(tf.cond(starts_with(encoded, JPEG), jpeg, png), encoded)
+    is_jpeg = starts_with(encoded, JPEG)
+    image = tf.cond(is_jpeg, lambda: decode_jpeg(encoded, channels), lambda: decode_png(encoded, channels))
+    return upright_in_tensorflow(image, encoded)
 
 
 def starts_with(encoded, magic):

@@ -172,6 +172,16 @@ def write_csv(path, header, names, predictions, escape_formulas=False):
     write_rows(path, rows, escape_formulas)
 
 
+def check_submission(model):
+    """Raises if a model has only one output, because `write_submission` would write the same class for each image."""
+    if model.output_shape[-1] == 1:
+        raise ValueError(
+            "Expected two or more classes, to write the most probable class of each image. Received: a model with the "
+            f"output shape {model.output_shape}. To write its probability, pass --top 1 without --id-column and "
+            "--label-column"
+        )
+
+
 def write_submission(path, id_column, label_column, names, predictions, escape_formulas=False):
     """Writes a CSV file with the most probable class of each image; the label of an unreadable image is empty."""
     pairs = zip(names, predictions, strict=True)

@@ -42,10 +42,8 @@ def image_batches(data, batch_size, name="data"):
 
     def images(batch):
         if isinstance(batch, dict):
-            raise ValueError(
-                f"Invalid value received for argument `{name}`. Expected batches of images. Received: a dict with the "
-                f"keys {sorted(batch)}. Make tuples (images, labels)"
-            )
+            received = f"a dict with the keys {sorted(batch)}"
+            raise arguments.invalid(name, "batches of images", received, advice="Make tuples (images, labels)")
         return to_numpy(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     return map(images, batches), steps

@@ -224,10 +224,8 @@ def look(data, batch_size=32, name="data"):
     few = 2 if steps is None else int(min(2, steps, max(1, steps - 1)))
     found = [keras.tree.map_structure(to_numpy, as_tuple(batch)) for batch in itertools.islice(data, few)]
     if any(part is not None and np.ndim(part) == 0 for part in keras.tree.flatten(found[:1])):
-        raise ValueError(
-            f"Invalid value received for argument `{name}`. Expected batches of images and labels. Received: single "
-            "images. Call `.batch(32)` of the dataset"
-        )
+        advice = "Call `.batch(32)` of the dataset"
+        raise arguments.invalid(name, "batches of images and labels", "single images", advice=advice)
     size = len(keras.tree.flatten(found[0][0])[0]) if found else 0
     if not size:
         raise ValueError("Invalid value received for argument `data`. Expected a batch of images. Received: none")

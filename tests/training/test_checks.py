@@ -104,7 +104,7 @@ def test_preflight_accepts_all_data_of_fit(model):
     refuses("`steps_per_epoch` for data that never ends", look, model, dataset.repeat())
     assert look(model, dataset.repeat(), steps_per_epoch=7).steps == 7
     refuses("can be read again. Received: generator", look, model, (batch for batch in Batches()))
-    refuses("single images. Call `.batch", look, model, dataset.unbatch())
+    refuses("single images'. Call `.batch", look, model, dataset.unbatch())
     refuses("Received: only images", look, model, dataset.map(lambda images, labels: images))
     named = dataset.map(lambda images, labels: {"image": images, "label": labels})
     refuses(r"a dict with the keys \['image', 'label'\]. Make tuples", look, model, named)
