@@ -25,8 +25,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["rates", *(pytest.param(name, marks=LONG) for name in CASES if name != "rates")])
-@pytest.mark.parametrize("training", [True, pytest.param(False, marks=LONG)])
+# test_compiled_training_equals_eager_training compiles the training of the other families.
+TRAINED = ("rates", "mixed", "recomputed", "sincos2d", "rotary", "relative")
+RUNS = [(case, training) for case in CASES for training in (True, False) if case in TRAINED or not training]
+
+
+@pytest.mark.parametrize(
+    "case, training", [pytest.param(*run, marks=[LONG] * (run != ("rates", True))) for run in RUNS]
+)
 def test_forward_pass_compiles_as_one_graph_once(case, training, request):
     import torch
 

@@ -23,6 +23,7 @@ def without_inductor(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(forward, "why_not", lambda model: None)
 
 
 def with_own_head(**rates):
@@ -86,6 +87,9 @@ def test_compiled_fit_traces_no_inference_of_shapes(without_inductor):
     [("float32", 0, 5, 1e-5), ("mixed_bfloat16", 0, 5, 2e-2), ("float32", 0.2, 50, 0.05)],
 )
 def test_compiled_training_equals_eager_training(case, policy, rate, steps, tolerance, without_inductor):
+    from torch._dynamo.utils import counters
+
+    counters.clear()
     make = functools.partial(CASES[case], **dict.fromkeys(RATES[case], rate))
     with dtype_policy(policy):
         eager, compiled = (losses(make, jit_compile, steps) for jit_compile in (False, True))
@@ -93,11 +97,11 @@ def test_compiled_training_equals_eager_training(case, policy, rate, steps, tole
     compared = np.mean if rate else np.asarray
     np.testing.assert_allclose(compared(compiled), compared(eager), rtol=tolerance)
     assert eager[-1] != eager[0]
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
 @pytest.mark.parametrize("make, owner", [(build, lambda m: m), (below_augmentation, lambda m: m.layers[1])])
-def test_compile_forward_compiles_the_part_of_the_package(make, owner, monkeypatch, without_inductor):
-    monkeypatch.setattr(forward, "why_not", lambda model: None)
+def test_compile_forward_compiles_the_part_of_the_package(make, owner, without_inductor):
     model = make()
     compile_forward(model)
     compiled = [each for each in (model, *model.layers) if "call" in vars(each)]
