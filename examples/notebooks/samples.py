@@ -107,7 +107,7 @@ def cifar10():
     images, labels = digits(32)
     images, labels, test = images[:1297], labels[:1297], {"test_images": images[1297:], "test_labels": labels[1297:]}
     if QUICK:
-        return {"train_images": images[:256], "train_labels": labels[:256], **test}, DIGITS
+        return {"train_images": images[:100], "train_labels": labels[:100], **test}, DIGITS
     # Add shifted copies of the digits as further training images.
     shifts = list(itertools.product((0, -4, 4), repeat=2))
     images = np.concatenate([np.roll(images, shift, axis=(1, 2)) for shift in shifts])
