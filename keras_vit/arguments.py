@@ -208,8 +208,9 @@ def image_shape(name, received, expected, owner=""):
         return
     described = f"images of shape {expected[1:]}{owner}, where None is any number"
     if len(received) == len(expected) - 1:
-        described += ": add the axis of the batch, as in images[None]"
-    elif len(received) == 4 and received[3] == expected[3]:
+        advice = "Add the axis of the batch, as in images[None] or dataset.batch(32)"
+        raise invalid(name, f"batches of {described}", tuple(received), advice=advice)
+    if len(received) == 4 and received[3] == expected[3]:
         described += f": resize them, or build the model with image_size={received[1:3]}"
     raise invalid(name, described, received[1:])
 

@@ -37,7 +37,7 @@ def test_wrong_image_size_leaves_the_model_usable(wrapper):
     expected, sized = model.predict(IMAGES, verbose=0), r"image_size=\(18, 18\). Received: \(18, 18, 3\)"
     for images in (WRONG, np.zeros((4, 16, 16, 1), "float32")):
         refuses(r"Expected images of shape \(16, 16, 3\) for model", model.predict, images, verbose=0)
-    refuses("add the axis of the batch", model.predict, IMAGES[0], verbose=0)
+    refuses(r"Received: \(16, 16, 3\). Add the axis of the batch", model.predict, IMAGES[0], verbose=0)
     refuses(sized, model.evaluate, WRONG, LABELS, verbose=0)
     refuses(sized, model.fit, WRONG, LABELS, verbose=0)
     refuses(sized, model.fit, IMAGES, LABELS, validation_data=(WRONG, LABELS), verbose=0)
@@ -54,6 +54,7 @@ def test_dataset_of_wrong_images_is_refused_by_its_shape():
     model = build(num_layers=1)
     model.compile("sgd", LOSS)
     data = tf.data.Dataset.from_tensor_slices((WRONG, LABELS))
+    refuses(r"batches of images.*Received: \(18, 18, 3\). Add the axis of the batch", model.fit, data, verbose=0)
     refuses(r"Received: \(18, 18, 3\)", model.fit, data.batch(2), verbose=0)
     refuses(r"Received: \(18, 18, 3\)", model.fit, IMAGES, LABELS, validation_data=data.batch(2), verbose=0)
 
