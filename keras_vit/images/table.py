@@ -227,7 +227,10 @@ def _count(integers):
     """Infers the number of classes from integer labels."""
     found = {i for i in integers if i >= 0}
     count = max(found, default=-1) + 1
-    how = "Pass `num_classes` if classes have no image, or `class_names` if the numbers are names of classes."
+    how = (
+        "Pass `num_classes` if classes have no image, or `class_names` if the numbers are names of classes. In a table "
+        "for `keras-vit train`, replace such numbers by text, such as class_7."
+    )
     if count > 2 * len(found):
         raise ValueError(
             f"Expected class numbers from 0 without gaps. Received: {len(found)} integers up to {count - 1}. {how}"
