@@ -75,8 +75,8 @@ def from_dataframe(
     arguments.each(arguments.text, optional=True, label_separator=label_separator, weight_column=weight_column)
     arguments.optional(arguments.path, "directory", directory)
     arguments.optional(arguments.positive_int, "num_classes", num_classes)
-    several = isinstance(label_column, (list, tuple))
-    label_columns = list(label_column) if several else [label_column]
+    several = label_column is not None and not isinstance(label_column, str)
+    label_columns = arguments.several("label_column", label_column) if several else [label_column]
     wanted = [name for name in (path_column, *label_columns, weight_column) if name is not None]
     if missing := [name for name in wanted if name not in list(columns)]:
         raise ValueError(

@@ -18,7 +18,7 @@ from keras_vit.data.frame import from_dataframe
 from keras_vit.data.source import logger, tf
 from keras_vit.data.tfds import load
 from keras_vit.files import describe_path
-from keras_vit.images.table import TableRows, read_columns, real
+from keras_vit.images.table import TableRows, empty, fail, read_columns, real
 
 
 def folds(
@@ -47,6 +47,7 @@ def folds(
     k = arguments.positive_int("k", k)
     if not 2 <= k <= num_rows:
         raise ValueError(f"Expected `k` to be an integer from 2 to {num_rows}, the number of rows. Received: {k!r}")
+    arguments.optional(arguments.text, "label_column", label_column)
     if label_column is not None and label_column not in list(columns):
         raise ValueError(f"Expected `label_column` to be one of {list(columns)}. Received: {label_column!r}")
     order = np.random.default_rng(arguments.non_negative_int("seed", seed)).permutation(num_rows)
@@ -153,11 +154,13 @@ def _checked(make):
 def _splits_from_folder(path, holdout):
     found = {name.lower(): path / name for name in folders_in(path)}
     trains, tests = ([found[name] for name in names if name in found] for names in (TRAIN_FOLDERS, TEST_FOLDERS))
+    # A test folder without class folders has images without labels.
+    tests = [folder for folder in tests if folders_in(folder)]
     if trains and tests:
         return _two_folders(trains[0], tests[0])
     if trains:
         raise ValueError(
-            f"Expected a folder {' or '.join(TEST_FOLDERS)} next to {str(trains[0])!r}. "
+            f"Expected a folder {' or '.join(TEST_FOLDERS)} of class folders next to {str(trains[0])!r}. "
             f"Received: {sorted(entry.name for entry in path.iterdir())[:10]}. If there is none, pass "
             f"{str(trains[0])!r} itself: `holdout` is then the share of its images for testing"
         )
@@ -171,7 +174,7 @@ def _two_folders(train, test):
         raise ValueError(
             f"Expected {str(test)!r} to have only the classes of {str(train)!r}, {names[:10]}. Received: {others}"
         )
-    if missing := sorted(set(names) - set(found)) if found else []:
+    if missing := sorted(set(names) - set(found)):
         logger.warning(
             "%r has no images of %d of the %d classes: %s", str(test), len(missing), len(names), missing[:10]
         )
@@ -188,6 +191,7 @@ def _splits_from_table(path, directory, holdout, columns):
     if column not in table:
         expected = f"Expected the column {column!r} of labels in {str(path)!r}"
         raise ValueError(f"{expected}. Received: {list(table)}. Set its name with `label_column` (--label-column)")
+    fail("Expected a label", lines, [(i, repr(cell)) for i, cell in enumerate(table[column]) if empty(cell)])
     names, labels = np.unique(table[column], return_inverse=True)
     if alone := names[np.bincount(labels) == 1].tolist():
         raise ValueError(f"Expected at least two images per class to split. Received: only one image of {alone[:10]}")

@@ -28,6 +28,9 @@ def values(dataset):
 def test_splits_of_train_and_val_folders(tmp_path):
     fill(tmp_path / "train", 3, 10)
     fill(tmp_path / "val", 2, 20)
+    # Images without labels, as in many competitions.
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "0.png").touch()
     make = data.splits(tmp_path, holdout=0.5)
     assert values(make("train", training=True, **OPTIONS)) == [10.0] * 6
     assert values(make("test", training=False, **OPTIONS)) == [20.0] * 4
@@ -70,7 +73,7 @@ def test_splits_refuse_invalid_data(tmp_path):
     not_found("labels.txt', which is a file$", data.splits, tmp_path / "labels.txt")
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
-    refuses(r"a folder test or val or .* next to .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
+    refuses(r"a folder test or val or .* of class folders next to .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
 
 
 def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
@@ -90,6 +93,8 @@ def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
     (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,lion"]))
     with pytest.raises(ValueError, match="at least two images per class to split. Received: only one image of .'lion'"):
         data.splits(tmp_path / "train.csv")
+    (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows, "cat/0.png,"]))
+    refuses("Expected a label. Received: line 12: ''", data.splits, tmp_path / "train.csv")
     refuses("`images` only with a CSV file", data.splits, tmp_path / "images", images=tmp_path)
     with pytest.raises(ValueError, match="`label_column` only with a CSV file. Received: label_column='animal' with"):
         data.splits(tmp_path / "images", label_column="animal")
@@ -178,5 +183,6 @@ def test_folds_refuse_invalid_k_or_label_column():
     table = {"label": [0, 1, 0]}
     refuses("`k` to be an integer from 2 to 3, the number of rows. Received: 1", data.folds, table, 1)
     refuses("`k` to be an integer from 2 to 3, the number of rows. Received: 4", data.folds, table, 4)
-    for column in ("x", ["label"]):
-        refuses(r"`label_column` to be one of \['label'\]. Received: ", data.folds, table, 2, label_column=column)
+    refuses(r"`label_column` to be one of \['label'\]. Received: 'x'", data.folds, table, 2, label_column="x")
+    for columns in (["label"], np.array(["label", "x"])):
+        refuses("`label_column`. Expected a string. Received: ", data.folds, table, 2, label_column=columns)
