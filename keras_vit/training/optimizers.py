@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import re
 from collections.abc import Mapping
 
 import keras
@@ -181,11 +182,20 @@ class AdamW(_Averaged, _class_of_backend(keras.optimizers.AdamW)):
         arguments.each(arguments.rate, beta_1=beta_1, beta_2=beta_2)
         arguments.positive_number("epsilon", epsilon)
         super().__init__(learning_rate, weight_decay, beta_1, beta_2, epsilon, **options)
+        self._excluded = lambda variable: False
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes these variables too, as in Keras. Variables other than kernels are always excluded."""
+        super().exclude_from_weight_decay(var_list, var_names)
+        names, listed = [*(var_names or ())], [*(var_list or ())]
+        self._excluded = lambda variable: (
+            any(re.search(name, variable.name) for name in names) or any(variable is each for each in listed)
+        )
 
     def build(self, variables):
-        kept = [v for v in variables if not is_decayed(v.path)]
+        kept = [v for v in variables if not is_decayed(v.path) or self._excluded(v)]
         if len(kept) < len(variables):
-            self.exclude_from_weight_decay(var_list=kept)
+            super().exclude_from_weight_decay(var_list=kept)
         else:
             # If no kernel is trained, switch weight decay off, because on PyTorch it fails without a weight to decay.
             self.weight_decay = 0.0

@@ -84,6 +84,15 @@ def test_adamw_steps_equal_numpy():
     np.testing.assert_array_equal(values([layer.bias])[0], 1)
 
 
+def test_adamw_keeps_the_exclusions_of_the_user():
+    names = ("kernel", "listed_kernel", "lora_kernel_a", "bias")
+    variables = [keras.Variable(np.ones(2), name=name) for name in names]
+    optimizer = optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[variables[1]], var_names=["lora"])
+    optimizer.apply([keras.ops.zeros(2)] * 4, variables)
+    assert [float(value[0]) for value in values(variables)] == pytest.approx([0.95, 1, 1, 1])
+
+
 # On JAX, Keras' own averages break the fit that follows.
 @pytest.mark.backends("torch", "jax")
 @pytest.mark.parametrize("build", [optimizers.AdamW, optimizers.SGD])
