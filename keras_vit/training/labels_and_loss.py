@@ -181,7 +181,9 @@ def metric_problems(model, loss, num_classes):
         if isinstance(metric, dict):
             name, config = metric.get("class_name"), metric.get("config") or {}
             key, means_probabilities = _OF_PROBABILITIES.get(name, ("", lambda value: False))
-            wrong = means_probabilities(config.get(key))
+            # With `top_k`, the metric has no threshold unless one is given.
+            ranked = config.get("top_k") is not None and config.get(key) is None
+            wrong = not ranked and means_probabilities(config.get(key))
         else:
             name, key, wrong = metric, "threshold", loss.kind == "multi_hot" and metric == "binary_accuracy"
             wrong = wrong or (num_classes == 1 and metric in ("accuracy", "acc"))

@@ -316,6 +316,12 @@ def test_preflight_metrics_of_probabilities_are_refused():
     assert model.evaluate(IMAGES, labels, verbose=0)[1:] == [1.0] * 3
 
 
+def test_preflight_accepts_metrics_of_the_highest_logits():
+    model = build()
+    model.compile("sgd", CATEGORICAL, metrics=[keras.metrics.Precision(top_k=1, class_id=2)])
+    assert preflight(model, (IMAGES, np.eye(5)[LABELS]), verbose=0).steps == 1
+
+
 def test_preflight_logits_are_found_by_all_images():
     # The first image's logit could be a probability.
     model, _ = binary(2.0, lambda logits: 0.5 - logits[0])
