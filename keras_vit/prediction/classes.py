@@ -208,7 +208,8 @@ def _only_output(model):
     """Returns the output of a model, (batch, classes); raises ValueError for several outputs or other shapes."""
     shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
+        advice = ". Pass the `plain_model` of this trainer" if hasattr(model, "plain_model") else ""
         raise ValueError(
-            f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}"
+            f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}{advice}"
         )
     return model.outputs[0]

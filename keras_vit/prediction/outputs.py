@@ -14,7 +14,9 @@ TTA = (None, "flip", "five_crop", "ten_crop")
 
 
 def check_one_input(model):
-    """Raises ValueError if a model has other inputs in addition to images."""
+    """Raises ValueError if a model has other inputs in addition to images, or only trains another model."""
+    if hasattr(model, "plain_model"):
+        raise arguments.invalid("model", "the model itself", type(model).__name__, advice="Pass its `plain_model`")
     if len(getattr(arguments.model(model), "inputs", None) or [model]) > 1:
         received = f"model {model.name!r} with {len(model.inputs)} inputs"
         advice = "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."

@@ -2,7 +2,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit import evaluation
 from keras_vit.evaluation import extract_features
+from keras_vit.training import SAM
 from tests.errors import refuses
 from tests.evaluation.arrays import forms
 from tests.tiny import build, randomize
@@ -88,6 +90,11 @@ def test_features_of_mixed_precision_model_are_float32():
 @pytest.mark.parametrize("data, match", REFUSED)
 def test_features_refuse_invalid_data(model, data, match):
     refuses(match, extract_features, model, data, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["extract_features", "accuracy", "classification_report", "predict"])
+def test_evaluation_of_a_trainer_names_its_plain_model(model, name):
+    refuses("`plain_model`", getattr(evaluation, name), SAM(model), (IMAGES, LABELS), verbose=0)
 
 
 def test_features_refuse_endless_dataset(model):
