@@ -73,7 +73,11 @@ def test_splits_refuse_invalid_data(tmp_path):
     not_found("labels.txt', which is a file$", data.splits, tmp_path / "labels.txt")
     fill(tmp_path / "train", 1, 10)
     (tmp_path / "Tests").mkdir()
-    refuses(r"a folder test or val or .* of class folders next to .*train.*'Tests'.*pass .*train' itself", data.splits, tmp_path)
+    refuses(
+        r"a folder test or val or .* of class folders next to .*train.*'Tests'.*pass .*train' itself",
+        data.splits,
+        tmp_path,
+    )
 
 
 def test_splits_of_table_are_stratified_and_depend_on_seed(tmp_path):
