@@ -83,17 +83,20 @@ def set_state(callback, state):
             setattr(callback, name, state[name])
 
 
-def begin(callback, state):
-    """Calls `on_train_begin` of a callback. In a resumed run, `CSVLogger` keeps the rows of earlier epochs."""
+def begin(callback, state, ended=False):
+    """Calls `on_train_begin` of a callback. In a resumed run, `CSVLogger` keeps the rows of earlier epochs.
+
+    If the run has `ended`, the file may have rows of a later run, which are kept too.
+    """
     if not (isinstance(callback, keras.callbacks.CSVLogger) and "size" in state):
-        callback.on_train_begin()
+        callback.on_train_begin({})
         return
-    if os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
+    if not ended and os.path.isfile(callback.filename) and os.path.getsize(callback.filename) > state["size"]:
         # Remove the rows that CSVLogger wrote after the checkpoint, since their epochs will be trained again.
         os.truncate(callback.filename, state["size"])
     append, callback.append = callback.append, True
     try:
-        callback.on_train_begin()
+        callback.on_train_begin({})
     finally:
         callback.append = append
 

@@ -130,6 +130,7 @@ def train(
         record = describe_run(model, batch)
         facts = {"batch_size": batch_size, "shuffle": bool(shuffle), "class_weight": weights}
         record["data"] = describe_data(data.latest, batch, steps, **facts)
+        run.set_params({**params, "steps": steps})
         run.begin({"seed": seed, **record}, allow)
         options |= {"batch_size": batch_size, "class_weight": class_weight, "shuffle": False, "verbose": verbose}
         while not run.ended:

@@ -34,7 +34,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         # On JAX, each access to `self.model` copies the training state, so keep the model as `self.trained` too.
         self.trained, self.checkpoints, self.every = model, checkpoints, every
         self.epoch, self.batch, self.step, self.first_step, self.saved_step = 0, 0, 0, 0, 0
-        self.diverged, self.stopped = False, None
+        self.diverged, self.stopped, self.last_logs = False, None, {}
         self.slot, self.new_rate, self.arrays, self.generators = None, None, {}, {}
         super().__init__(
             list(self.named.values()), add_history=True, add_progbar=params["verbose"] != 0, model=model, **params
@@ -67,17 +67,17 @@ class ResumableRun(keras.callbacks.CallbackList):
         if slot is not None:
             check_model(self.trained, slot)
             self._check_record(slot, allow)
+            self.epoch, self.batch, self.step = (slot.facts[key] for key in ("epoch", "batch", "step"))
+            self.first_step = self.saved_step = self.step
+            if slot.facts["stopped"] in self.named:
+                self.stopped = slot.facts["stopped"]
         states = self._states(slot)
         for callback in self.callbacks:
             name = next((name for name, other in self.named.items() if other is callback), None)
-            callback_states.begin(callback, states.get(name, {}))
+            callback_states.begin(callback, states.get(name, {}), self.ended)
         if slot is None:
             self._remember()
             return
-        self.epoch, self.batch, self.step = (slot.facts[key] for key in ("epoch", "batch", "step"))
-        self.first_step = self.saved_step = self.step
-        if slot.facts["stopped"] in self.named:
-            self.stopped = slot.facts["stopped"]
         self.slot = slot
         if not self.batch or self.ended:
             self._restore()
@@ -102,7 +102,7 @@ class ResumableRun(keras.callbacks.CallbackList):
             self.undo_average()
         elif not self.diverged:
             self.trained.optimizer.finalize_variable_values(self.trained.trainable_weights)
-        self._call("on_train_end")
+        self._call("on_train_end", self.last_logs)
         # EarlyStopping may have restored the best weights, so assign the weights of the checkpoint last.
         slot = self.checkpoints.newest() if self.diverged else None
         if slot is not None:
@@ -122,7 +122,7 @@ class ResumableRun(keras.callbacks.CallbackList):
         pass
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._call("on_epoch_begin", epoch, logs)
+        self._call("on_epoch_begin", epoch, _floats(logs))
         if self.slot is not None:
             self._restore()
         spread_seeds(self.trained)
@@ -142,18 +142,21 @@ class ResumableRun(keras.callbacks.CallbackList):
     def on_train_batch_end(self, batch, logs=None):
         logs = _floats(logs)
         batch += self.offset
-        self.step += batch + 1 - self.batch
-        self.batch = batch + 1
+        # With `steps_per_execution`, Keras may pass a number after the last batch.
+        trained = min(batch + 1, self._num_batches)
+        self.step += trained - self.batch
+        self.batch = trained
         self._call("on_train_batch_end", batch, logs)
         if not math.isfinite(logs.get("loss", 0.0)):
             self._stop(f"The loss is {logs['loss']} at step {self.step}.")
         # Do not save after the last step of an epoch, because `on_epoch_end` saves the start of the next epoch.
-        elif self._stopped_early or (self.step - self.saved_step >= self.every and self.batch != self.params["steps"]):
+        elif self._stopped_early or (self.step - self.saved_step >= self.every and self.batch < self._num_batches):
             self._save()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._call("on_epoch_end", epoch, _floats(logs))
-        if self._stopped_early and not self.diverged:
+        stopped_early, self.last_logs = self._stopped_early, _floats(logs)
+        self._call("on_epoch_end", epoch, self.last_logs)
+        if stopped_early and not self.diverged:
             # The last checkpoint is at this batch. Keep it, so that a resumed run trains the rest of the epoch.
             self._keep(model_arrays(self.model))
             return
@@ -163,7 +166,12 @@ class ResumableRun(keras.callbacks.CallbackList):
     @property
     def _stopped_early(self):
         """True if a callback stopped the run before the last step of an epoch."""
-        return self.stopped is not None and self.batch < (self.params["steps"] or 0)
+        return self.stopped is not None and self.batch < self._num_batches
+
+    @property
+    def _num_batches(self):
+        """The number of batches of an epoch. Infinite if it is not known."""
+        return self.params["steps"] or math.inf
 
     def _call(self, event, *args):
         """Calls a method of each callback, and stores the name of a callback that stops the run."""
@@ -293,8 +301,12 @@ class ResumableRun(keras.callbacks.CallbackList):
 
 
 def _floats(logs):
-    """Converts the scalars of a dict of logs to floats, as Keras does."""
-    return {name: float(value) if np.ndim(value) == 0 else value for name, value in (logs or {}).items()}
+    """Converts the scalars of a dict of logs to floats, and joins nested dicts, as Keras does."""
+    flat = {}
+    for name, value in (logs or {}).items():
+        nested = isinstance(value, dict)
+        flat |= _floats(value) if nested else {name: float(value) if np.ndim(value) == 0 else value}
+    return flat
 
 
 def _averages(optimizer):

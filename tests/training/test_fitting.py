@@ -10,7 +10,7 @@ from keras_vit.training import fit
 from keras_vit.training.epochs import Epochs
 from tests.errors import refuses
 from tests.training import killed
-from tests.training.test_resume import X, Y, assert_equal, make_model
+from tests.training.test_resume import X, Y, assert_equal, make_model, operation_steps
 
 
 @pytest.mark.long
@@ -32,6 +32,18 @@ def test_fit_resumes_a_dataset_of_from_dataframe(tmp_path):
     assert_equal(train(2, "parts"), whole)
 
 
+def make_record():
+    """Returns a list, and a callback that adds the arguments of its calls to the list."""
+    calls = []
+
+    def add(*arguments):
+        calls.append((*arguments, callback.params["epochs"], callback.params["steps"]))
+
+    events = ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+    callback = keras.callbacks.LambdaCallback(**dict.fromkeys(events, add))
+    return calls, callback
+
+
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_fit_equals_model_fit(tmp_path):
     def dataset(epoch=0):
@@ -39,17 +51,13 @@ def test_fit_equals_model_fit(tmp_path):
 
     plain, ours = make_model(), make_model()
     seeds = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: Epochs((X, Y)).set_seeds(epoch))
-    expected = plain.fit(dataset(), epochs=3, validation_data=(X, Y), shuffle=False, verbose=0, callbacks=[seeds])
-    calls = []
-    record = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs=None: calls.append("begin"),
-        on_train_end=lambda logs=None: calls.append("end"),
-        on_epoch_end=lambda epoch, logs=None: calls.append((epoch, record.params["epochs"], record.params["steps"])),
-    )
-    history = fit(ours, dataset, 3, resume=tmp_path / "b", callbacks=[record], validation_data=(X, Y), verbose=0)
+    (recorded, record), (ours_recorded, our_record) = make_record(), make_record()
+    options = {"validation_data": (X, Y), "verbose": 0}
+    expected = plain.fit(dataset(), epochs=3, shuffle=False, callbacks=[seeds, record], **options)
+    history = fit(ours, dataset, 3, resume=tmp_path / "b", callbacks=[our_record], **options)
     assert_equal(ours, plain)
     assert history.history == expected.history
-    assert calls == ["begin", (0, 3, 6), (1, 3, 6), (2, 3, 6), "end"]
+    assert ours_recorded == recorded and [call[-2:] for call in recorded[1:-1]] == [(3, 6)] * 6
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,43 @@ def test_labels_that_do_not_fit_the_model_are_refused(tmp_path, labels, message)
     data = (X, labels) if labels is not None else tf.data.Dataset.from_tensor_slices(X).batch(8)
     refuses(message, fit, make_model(), data, 1, resume=tmp_path, batch_size=24, verbose=0)
     assert not list(tmp_path.glob("step_*"))
+
+
+class Stop(keras.callbacks.Callback):
+    """Stops the run at a batch or at the end of an epoch."""
+
+    def __init__(self, batch=None):
+        super().__init__()
+        self._batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= batch == self._batch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= self._batch is None
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("batch, step", [(2, 3), (None, 6)])
+def test_stopped_run_on_data_of_unknown_length_continues_at_the_next_batch(tmp_path, batch, step):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).filter(lambda x, y: True)
+    whole, stopped, resumed = (make_model() for _ in range(3))
+    fit(whole, data, 2, resume=tmp_path / "whole", verbose=0)
+    fit(stopped, data, 2, resume=tmp_path / "run", callbacks=[Stop(batch)], verbose=0)
+    assert operation_steps(tmp_path / "run")[-1] == step
+    fit(resumed, data, 2, resume=tmp_path / "run", verbose=0)
+    assert_equal(resumed, whole)
+
+
+def test_run_with_nothing_left_keeps_the_rows_of_a_later_run(tmp_path):
+    def stage(name):
+        log = keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True)
+        fit(make_model(), (X, Y), 2, resume=tmp_path / name, callbacks=[log], batch_size=8, verbose=0)
+        return (tmp_path / "log.csv").read_text().splitlines()
+
+    assert len(stage("head")) == 3
+    rows = stage("all weights")
+    assert len(rows) == 5 and stage("head") == stage("all weights") == rows
 
 
 def test_own_loss_or_step_may_take_any_labels(tmp_path):

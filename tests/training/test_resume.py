@@ -177,6 +177,23 @@ def test_resume_with_several_steps_per_execution(tmp_path):
     assert_equal(resumed, alone)
 
 
+@pytest.mark.backends("tensorflow")
+def test_resume_after_an_execution_of_fewer_steps(tmp_path):
+    class KillAtEpochEnd(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    # Of the 6 steps of an epoch, Keras numbers the last one 7.
+    alone, resumed = (make_model(steps_per_execution=4) for _ in range(2))
+    fit(alone, tmp_path / "alone", save_every=4)
+    with pytest.raises(KeyboardInterrupt):
+        fit(make_model(steps_per_execution=4), tmp_path / "run", KillAtEpochEnd(), save_every=4)
+    assert operation_steps(tmp_path / "run") == [4]
+    fit(resumed, tmp_path / "run", save_every=4)
+    assert operation_steps(tmp_path / "run")[-1] == 18
+    assert_equal(resumed, alone)
+
+
 def test_resume_non_finite_loss_stops_the_run(tmp_path, capsys):
     x = X.copy()
     x[np.random.default_rng(2).integers(24)] = np.nan
