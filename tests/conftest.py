@@ -39,9 +39,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # On a GPU, cuBLAS and cuDNN would round float32 to TensorFloat32, which the comparisons with golden files do not allow.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
-# Without this limit, idle threads of one worker would slow the other worker: PyTorch's tests took a third longer.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With one thread, PyTorch rounds batches of different sizes in the same way. With more threads, idle threads of one
+# worker would also slow the other worker: PyTorch's tests took a third longer.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import keras
