@@ -15,7 +15,7 @@ from keras_vit.config import find_normalization
 from keras_vit.models.backbone import gives_features
 from keras_vit.models.graph import activation_behind
 from keras_vit.models.losses import names_of_loss
-from keras_vit.prediction.inputs import real_array
+from keras_vit.prediction.inputs import real_array, refuse_trainer
 
 logger = logging.getLogger("keras_vit")
 
@@ -206,10 +206,10 @@ def _has_one_row(model):
 
 def _only_output(model):
     """Returns the output of a model, (batch, classes); raises ValueError for several outputs or other shapes."""
+    refuse_trainer(model)
     shapes = [tuple(output.shape) for output in getattr(model, "outputs", None) or ()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or not shapes[0][1]:
-        advice = ". Pass the `plain_model` of this trainer" if hasattr(model, "plain_model") else ""
         raise ValueError(
-            f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}{advice}"
+            f"Expected a model with one output of shape (batch, classes). Received: outputs of shapes {shapes}"
         )
     return model.outputs[0]

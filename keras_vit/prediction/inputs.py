@@ -30,6 +30,12 @@ KEEP_SCALE = (
 DARK = 0.05
 
 
+def refuse_trainer(model):
+    """Raises ValueError for an object that only trains another model, such as `SAM`."""
+    if hasattr(model, "plain_model"):
+        raise arguments.invalid("model", "the model itself", type(model).__name__, advice="Pass its `plain_model`")
+
+
 def to_numpy(x):
     """Converts a tensor of the backend or tf.data, an array or nested lists to NumPy."""
     return np.asarray(ops.convert_to_numpy(x) if ops.is_tensor(x) else x)

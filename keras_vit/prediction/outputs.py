@@ -6,7 +6,7 @@ import numpy as np
 from keras_vit import arguments
 from keras_vit.console import Progress
 from keras_vit.models.running import check_size
-from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, sliced, to_numpy
+from keras_vit.prediction.inputs import check_images, check_no_files, num_batches, refuse_trainer, sliced, to_numpy
 
 # The kinds of test-time augmentation: none; the image and its mirror image; crops of the four corners and the center of
 # a larger image (arXiv 1409.4842, section 7); these five crops and their mirror images.
@@ -15,8 +15,7 @@ TTA = (None, "flip", "five_crop", "ten_crop")
 
 def check_one_input(model):
     """Raises ValueError if a model has other inputs in addition to images, or only trains another model."""
-    if hasattr(model, "plain_model"):
-        raise arguments.invalid("model", "the model itself", type(model).__name__, advice="Pass its `plain_model`")
+    refuse_trainer(model)
     if len(getattr(arguments.model(model), "inputs", None) or [model]) > 1:
         received = f"model {model.name!r} with {len(model.inputs)} inputs"
         advice = "Pass its outputs, model.predict(...), to keras_vit.evaluation.top_k_accuracy."
