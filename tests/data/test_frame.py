@@ -61,7 +61,8 @@ def test_integer_named_and_multi_hot_labels(folder):
     assert multi.class_names == ["bird", "cat", "dog"]
     assert labels(multi) == [[0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0]]
     columns = {"path": PATHS, "cat": [0, 1, 1, 0, 1, 0], "dog": ["1", "0", "1", "0", "1", "1"]}
-    multi = make(columns, folder, label_column=np.array(["cat", "dog"]))
+    multi, of_array = (make(columns, folder, label_column=kind(["cat", "dog"])) for kind in (list, np.array))
+    assert labels(of_array) == labels(multi) and of_array.class_names == multi.class_names
     refuses("`label_column`. Expected a sequence", make, columns, folder, label_column={"cat", "dog"})
     refuses("`class_names`", make, columns, folder, label_column=["cat", "dog"], class_names=["dog", "cat"])
     assert labels(multi)[:3] == [[0, 1], [1, 0], [1, 1]] and multi.class_names == ["cat", "dog"]
