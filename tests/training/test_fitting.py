@@ -128,6 +128,17 @@ def test_own_loss_or_step_may_take_any_labels(tmp_path):
     fit(model, tf.data.Dataset.from_tensor_slices(X).batch(8), 1, resume=tmp_path / "step", verbose=0)
 
 
+def test_nested_logs_of_own_step_are_joined(tmp_path):
+    class Own(keras.Model):
+        def train_step(self, *arguments):
+            return {**super().train_step(*arguments), "more": {"extra": 2.0}}
+
+    model = make_model()
+    model = Own(model.inputs, model.outputs)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert fit(model, (X, Y), 2, resume=tmp_path, verbose=0).history["extra"] == [2.0, 2.0]
+
+
 def test_epochs_set_seeds_shuffles_each_epoch_differently():
     orders = []
     for epoch in (0, 1, 0):
